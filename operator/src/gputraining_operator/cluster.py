@@ -1,0 +1,235 @@
+"""The only module that talks to the Kubernetes API: raw JSON over the asyncio client, one exception type."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any, Final
+
+import aiohttp
+from kubernetes.aio import config
+from kubernetes.aio.client.api_client import ApiClient
+from kubernetes.aio.client.configuration import Configuration
+
+from gputraining_operator.api import (
+    API_VERSION,
+    GROUP,
+    JOB_GROUP,
+    JOB_PLURAL,
+    JOB_VERSION,
+    KIND,
+    LABEL_MANAGED_BY,
+    MANAGER,
+    PLURAL,
+    VERSION,
+    Json,
+)
+
+_TIMEOUT: Final = aiohttp.ClientTimeout(total=30, connect=5)
+_PAGE: Final = 500
+_OURS: Final = f"{LABEL_MANAGED_BY}={MANAGER}"
+
+
+class ApiError(Exception):
+    """The API server refused, failed, or could not be reached (status 0).
+
+    Attributes:
+        status: HTTP status, 0 without an answer.
+        reason: the machine-readable reason of the answer, for example ``AlreadyExists``.
+        message: what the API server says.
+        retry_after: seconds to wait, if the API server names them.
+    """
+
+    def __init__(self, status: int, reason: str, message: str, retry_after: float | None = None) -> None:
+        super().__init__(f"{status} {reason}: {message}")
+        self.status = status
+        self.reason = reason
+        self.message = message
+        self.retry_after = retry_after
+
+
+Observer = Callable[[str, str, int], None]
+"""Told of each request: verb, resource, HTTP status."""
+
+
+class Cluster:
+    """Requests that the operator makes. All methods raise `ApiError`."""
+
+    def __init__(self, client: ApiClient, namespaces: tuple[str, ...] = (), observer: Observer | None = None) -> None:
+        self._client = client
+        self._namespaces = namespaces
+        self._observe = observer or (lambda verb, resource, status: None)
+
+    @classmethod
+    async def connect(cls, namespaces: tuple[str, ...], observer: Observer) -> Cluster:
+        """Connect with the pod's service account, or with the kubeconfig outside a cluster."""
+        configuration = Configuration()
+        configuration.connection_pool_maxsize = 64
+        try:
+            config.load_incluster_config(client_configuration=configuration)
+        except config.ConfigException:
+            await config.load_kube_config(client_configuration=configuration)
+        return cls(ApiClient(configuration=configuration), namespaces, observer)
+
+    async def close(self) -> None:
+        """Close the connections."""
+        await self._client.close()
+
+    async def create_job(self, body: Json) -> Json:
+        """Create a PyTorchJob. Creating is atomic: of two operators only one succeeds, and a foreign object of that
+        name is never taken over (409 ``AlreadyExists``)."""
+        path = _job_path(body["metadata"]["namespace"])
+        return await self._request("POST", path, "pytorchjobs", body=body, query=[("fieldManager", MANAGER)])
+
+    async def get_job(self, namespace: str, name: str) -> Json:
+        """Read a PyTorchJob."""
+        return await self._request("GET", f"{_job_path(namespace)}/{name}", "pytorchjobs")
+
+    async def delete_job(self, namespace: str, name: str, uid: str) -> None:
+        """Delete a PyTorchJob and its pods; one that is gone already is no error."""
+        await self._delete(f"{_job_path(namespace)}/{name}", "pytorchjobs", uid)
+
+    async def delete_training(self, namespace: str, name: str, uid: str) -> None:
+        """Delete a GpuTraining and what it owns; one that is gone already is no error."""
+        await self._delete(f"{_training_path(namespace)}/{name}", "gputrainings", uid)
+
+    async def apply_status(self, namespace: str, name: str, uid: str, status: Json) -> Json:
+        """Make ``status`` the whole status of a GpuTraining, by server-side apply: fields left out go away.
+
+        The uid keeps the status of a deleted training off a new one of the same name (409 ``Conflict``).
+        """
+        body = {
+            "apiVersion": API_VERSION,
+            "kind": KIND,
+            "metadata": {"name": name, "namespace": namespace, "uid": uid},
+            "status": status,
+        }
+        path = f"{_training_path(namespace)}/{name}/status"
+        query = [("fieldManager", MANAGER), ("force", "true")]
+        return await self._request(
+            "PATCH", path, "gputrainings/status", body=body, query=query, content_type="application/apply-patch+yaml"
+        )
+
+    async def create_event(self, namespace: str, body: Json) -> None:
+        """Post an event. Its name is made from what it says, so that it is posted once, also after a restart."""
+        try:
+            await self._request("POST", f"/api/v1/namespaces/{namespace}/events", "events", body=body)
+        except ApiError as error:
+            if error.reason != "AlreadyExists":
+                raise
+
+    async def list_trainings(self) -> tuple[list[Json], int]:
+        """All GpuTrainings of the served namespaces, and the resourceVersion of the listing."""
+        return await self._list_served(f"/apis/{GROUP}/{VERSION}", PLURAL, [])
+
+    async def list_jobs(self) -> tuple[list[Json], int]:
+        """All PyTorchJobs that we made; none when the cluster does not know the kind."""
+        try:
+            return await self._list_served(f"/apis/{JOB_GROUP}/{JOB_VERSION}", JOB_PLURAL, [("labelSelector", _OURS)])
+        except ApiError as error:
+            if error.status == 404:
+                return [], 0
+            raise
+
+    async def list_pods(self) -> tuple[list[Json], int]:
+        """All pods of our jobs."""
+        return await self._list_served("/api/v1", "pods", [("labelSelector", _OURS)])
+
+    async def list_nodes(self) -> list[Json]:
+        """All nodes."""
+        return (await self._list("/api/v1/nodes", "nodes", []))[0]
+
+    async def list_running_pods(self) -> list[Json]:
+        """All pods of the cluster that have not ended, ours and others'."""
+        query = [("fieldSelector", "status.phase!=Succeeded,status.phase!=Failed")]
+        return (await self._list("/api/v1/pods", "pods", query))[0]
+
+    async def latest_warning(self, namespace: str, uid: str) -> str | None:
+        """Message of the newest warning event on an object, or None."""
+        query = [("fieldSelector", f"involvedObject.uid={uid},type=Warning")]
+        events, _ = await self._list(f"/api/v1/namespaces/{namespace}/events", "events", query)
+        newest = max(events, key=_event_time, default=None)
+        return newest.get("message") if newest else None
+
+    async def _list_served(self, prefix: str, plural: str, query: list[tuple[str, Any]]) -> tuple[list[Json], int]:
+        if not self._namespaces:
+            return await self._list(f"{prefix}/{plural}", plural, query)
+        listings = [await self._list(f"{prefix}/namespaces/{ns}/{plural}", plural, query) for ns in self._namespaces]
+        return [item for items, _ in listings for item in items], min(version for _, version in listings)
+
+    async def _list(self, path: str, resource: str, query: list[tuple[str, Any]]) -> tuple[list[Json], int]:
+        items: list[Json] = []
+        version, token = 0, ""
+        while True:
+            page_query = [*query, ("limit", _PAGE), *([("continue", token)] if token else [])]
+            page = await self._request("GET", path, resource, query=page_query)
+            items += page.get("items") or []
+            version = version or int(page["metadata"].get("resourceVersion") or 0)
+            token = page["metadata"].get("continue") or ""
+            if not token:
+                return items, version
+
+    async def _delete(self, path: str, resource: str, uid: str) -> None:
+        body = {
+            "apiVersion": "v1",
+            "kind": "DeleteOptions",
+            "preconditions": {"uid": uid},
+            "propagationPolicy": "Background",
+        }
+        try:
+            await self._request("DELETE", path, resource, body=body)
+        except ApiError as error:
+            if error.status not in (404, 409):  # gone, or another object by that name
+                raise
+
+    async def _request(
+        self,
+        method: str,
+        path: str,
+        resource: str,
+        *,
+        body: Json | None = None,
+        query: list[tuple[str, Any]] | None = None,
+        content_type: str = "application/json",
+    ) -> Json:
+        headers = {"Accept": "application/json", "Content-Type": content_type}
+        status = 0
+        try:
+            request = await self._client.param_serialize(
+                method, path, query_params=query or [], header_params=headers, body=body, auth_settings=["BearerToken"]
+            )
+            answer = await self._client.call_api(*request, _request_timeout=_TIMEOUT)
+            data = await answer.read()
+            status = answer.status
+        except (aiohttp.ClientError, TimeoutError, OSError) as error:
+            text = f"the API server cannot be reached: {error or type(error).__name__}"
+            raise ApiError(0, "Unreachable", text) from error
+        finally:
+            self._observe(method, resource, status)
+        if not 200 <= status < 300:
+            raise _api_error(status, answer.getheaders(), data)
+        decoded: Json = json.loads(data)
+        return decoded
+
+
+def _api_error(status: int, headers: Any, data: bytes) -> ApiError:
+    try:
+        answer: Json = json.loads(data)
+        reason, message = answer.get("reason") or "", answer.get("message") or ""
+    except (ValueError, AttributeError):
+        reason, message = "", data[:200].decode(errors="replace")
+    retry_after = headers.get("Retry-After", "")
+    return ApiError(status, reason, message, float(retry_after) if retry_after.isdigit() else None)
+
+
+def _event_time(event: Json) -> str:
+    time: str = event.get("lastTimestamp") or event["metadata"]["creationTimestamp"]
+    return time
+
+
+def _job_path(namespace: str) -> str:
+    return f"/apis/{JOB_GROUP}/{JOB_VERSION}/namespaces/{namespace}/{JOB_PLURAL}"
+
+
+def _training_path(namespace: str) -> str:
+    return f"/apis/{GROUP}/{VERSION}/namespaces/{namespace}/{PLURAL}"

@@ -1,0 +1,255 @@
+"""Carries decisions out: observe from memory, ask `reconcile`, create, write status, post events, come back later."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import logging
+import random
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+
+from gputraining_operator.api import API_VERSION, FIRST_ATTEMPT, KIND, MANAGER, Json, Phase, Reason
+from gputraining_operator.capacity import ClusterCapacity
+from gputraining_operator.cluster import ApiError, Cluster
+from gputraining_operator.events import EventToPost
+from gputraining_operator.metrics import Metrics
+from gputraining_operator.observed import parse_job, parse_pod
+from gputraining_operator.progress import ProgressRecord
+from gputraining_operator.reconcile import CreateProblem, Observed, Plan, reconcile
+from gputraining_operator.render import job_name
+from gputraining_operator.spec import GpuTraining, parse_training
+from gputraining_operator.store import Key, Listing, Store
+from gputraining_operator.times import format_time
+from gputraining_operator.workqueue import WorkQueue, backoff_seconds
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass
+class Findings:
+    """What was found out about one training beyond the watches. Lost at a restart, and then found out anew."""
+
+    records: dict[int, ProgressRecord] = field(default_factory=dict)
+    pull_problem: str | None = None
+    create_problem: CreateProblem | None = None
+    job_warning: str | None = None
+
+
+class Controller:
+    """Reconciles trainings: one at a time each, many at the same time."""
+
+    def __init__(
+        self,
+        cluster: Cluster,
+        store: Store,
+        metrics: Metrics,
+        trainer_image: str,
+        clock: Callable[[], datetime] = lambda: datetime.now(UTC),
+    ) -> None:
+        self.queue: WorkQueue[Key] = WorkQueue()
+        self.store = store
+        self.capacity: ClusterCapacity | None = None
+        self.clock = clock
+        self._cluster = cluster
+        self._metrics = metrics
+        self._trainer_image = trainer_image
+        self._findings: dict[str, Findings] = {}
+        metrics.watch(store, lambda: len(self.queue))
+
+    def findings(self, training: GpuTraining) -> Findings:
+        """The findings about a training, to read and to add to."""
+        return self._findings.setdefault(training.uid, Findings())
+
+    def observe(self, key: Key) -> Observed | None:
+        """All facts about one training as they are known now; None when there is no such training."""
+        training = self.store.training(key)
+        if training is None:
+            return None
+        job = self.store.job(key, job_name(training.name, FIRST_ATTEMPT))
+        found = self.findings(training)
+        return Observed(
+            training=training,
+            job=job,
+            pods=self.store.pods(key, job),
+            records=dict(found.records),
+            pull_problem=found.pull_problem,
+            create_problem=found.create_problem,
+            capacity=self.capacity,
+            job_warning=found.job_warning,
+        )
+
+    async def resync(self) -> None:
+        """Compare the memory with the API server: at start, and now and then in case a watch lost something.
+
+        Raises:
+            ApiError: a listing failed; nothing was changed.
+        """
+        trainings, trainings_version = await self._cluster.list_trainings()
+        jobs, jobs_version = await self._cluster.list_jobs()
+        pods, pods_version = await self._cluster.list_pods()
+        changed = self.store.take_in(
+            Listing([parse_training(body) for body in trainings], trainings_version),
+            Listing([parse_job(body) for body in jobs], jobs_version),
+            Listing([parse_pod(body) for body in pods], pods_version),
+        )
+        for key in changed:
+            self.queue.add(key)
+        known = {training.uid for training in self.store.trainings()}
+        for uid in set(self._findings) - known:
+            del self._findings[uid]
+
+    async def run_worker(self) -> None:
+        """Work off the queue until cancelled. No failure ends it: each is logged, counted and tried again."""
+        while True:
+            key = await self.queue.get()
+            try:
+                with self._metrics.reconciles.time():
+                    requeue_after = await self._reconcile(key)
+                self.queue.succeeded(key)
+                if requeue_after is not None:
+                    self.queue.add_after(key, requeue_after)
+            except ApiError as error:
+                self._retry(key, error.retry_after)
+                logger.info("%s/%s: %s; trying again", *key, error)
+            except Exception:
+                self._retry(key, None)
+                logger.exception("%s/%s: reconcile failed; trying again", *key)
+            finally:
+                self.queue.done(key)
+
+    def _retry(self, key: Key, seconds: float | None) -> None:
+        self._metrics.reconcile_errors.inc()
+        # Jitter keeps many trainings from coming back in step; it decides nothing.
+        delay = backoff_seconds(self.queue.failed(key), random.random())
+        self.queue.add_after(key, max(delay, seconds or 0))
+
+    async def _reconcile(self, key: Key) -> float | None:
+        observed = self.observe(key)
+        if observed is None:
+            return None
+        plan = reconcile(observed, self._trainer_image, self.clock())
+        problem: ApiError | None = None
+        if plan.create is not None:
+            problem = await self._create(observed.training, plan.create)
+            observed = self.observe(key)
+            if observed is None:
+                return None
+            plan = reconcile(observed, self._trainer_image, self.clock())
+        await self._carry_out(observed, plan)
+        if problem is not None and not _classify_create(problem).final:
+            raise problem
+        return plan.requeue_after
+
+    async def _create(self, training: GpuTraining, body: Json) -> ApiError | None:
+        """Create the PyTorchJob; returns the problem, after noting what it means for the user."""
+        found = self.findings(training)
+        try:
+            job = parse_job(await self._cluster.create_job(body))
+        except ApiError as error:
+            if error.reason != "AlreadyExists":
+                found.create_problem = _classify_create(error)
+                return error
+            job = parse_job(await self._cluster.get_job(training.namespace, body["metadata"]["name"]))
+            if job.owner_uid != training.uid or job.deleting:
+                found.create_problem = _name_taken(job.name, leaving=job.deleting)
+                return error
+        found.create_problem = None
+        self.store.put_job(job)
+        return None
+
+    async def _carry_out(self, observed: Observed, plan: Plan) -> None:
+        training = observed.training
+        if plan.delete_training:
+            await self._cluster.delete_training(training.namespace, training.name, training.uid)
+            logger.info("%s/%s: deleted, its time after the end is over", training.namespace, training.name)
+            return
+        if plan.delete_job and observed.job:
+            await self._cluster.delete_job(observed.job.namespace, observed.job.name, observed.job.uid)
+        if plan.status is None:
+            return
+        try:
+            body = await self._cluster.apply_status(training.namespace, training.name, training.uid, plan.status)
+        except ApiError as error:
+            if error.status == 404 or (error.status == 409 and "uid" in error.message.lower()):
+                # Deleted, or replaced by another of the same name, which its own event brings.
+                self.store.drop_training((training.namespace, training.name), training.uid)
+                return
+            raise
+        self.store.put_training(parse_training(body))
+        self._metrics.status_writes.inc()
+        if plan.status["phase"] == Phase.FAILED:
+            reason = next(c["reason"] for c in plan.status["conditions"] if c["type"] == "Failed")
+            self._metrics.failures.labels(reason).inc()
+        for event in plan.events:
+            await self._post(training, event)
+
+    async def _post(self, training: GpuTraining, event: EventToPost) -> None:
+        logger.info("%s/%s: %s: %s", training.namespace, training.name, event.reason, event.message)
+        try:
+            await self._cluster.create_event(training.namespace, render_event(training, event, self.clock()))
+        except ApiError as error:
+            # The status says the same; an event is never worth a second reconcile.
+            logger.warning("%s/%s: event %s not posted: %s", training.namespace, training.name, event.reason, error)
+
+
+def render_event(training: GpuTraining, event: EventToPost, now: datetime) -> Json:
+    """The Kubernetes event; its name follows from what it says, so the same one is never posted twice."""
+    digest = hashlib.sha256(f"{training.uid}/{event.reason}/{event.message}".encode()).hexdigest()[:16]
+    time = format_time(now)
+    return {
+        "apiVersion": "v1",
+        "kind": "Event",
+        "metadata": {"name": f"{training.name}.{digest}", "namespace": training.namespace},
+        "involvedObject": {
+            "apiVersion": API_VERSION,
+            "kind": KIND,
+            "namespace": training.namespace,
+            "name": training.name,
+            "uid": training.uid,
+        },
+        "type": event.type,
+        "reason": event.reason,
+        "message": event.message,
+        "firstTimestamp": time,
+        "lastTimestamp": time,
+        "count": 1,
+        "source": {"component": MANAGER},
+        "reportingComponent": MANAGER,
+        "reportingInstance": MANAGER,
+    }
+
+
+def _classify_create(error: ApiError) -> CreateProblem:
+    if error.reason == "AlreadyExists":
+        return CreateProblem(Reason.NAME_TAKEN, error.message)
+    if error.status == 404 and "namespaces" not in error.message:
+        return CreateProblem(
+            Reason.TRAINING_OPERATOR_MISSING,
+            "training-operator is not installed: the kind PyTorchJob is unknown to this cluster; "
+            "install the Kubeflow training-operator 1.9 (the training starts by itself then)",
+        )
+    if "failed calling webhook" in error.message:
+        return CreateProblem(
+            Reason.WEBHOOK_UNAVAILABLE, "the training-operator's webhook does not answer yet; trying again"
+        )
+    if error.status in (400, 422):
+        return CreateProblem(Reason.REJECTED, f"the PyTorchJob was refused: {error.message}", final=True)
+    return CreateProblem(Reason.API_UNAVAILABLE, f"the PyTorchJob could not be created, trying again: {error.message}")
+
+
+def _name_taken(name: str, *, leaving: bool) -> CreateProblem:
+    if leaving:
+        return CreateProblem(Reason.NAME_TAKEN, f"waiting until the former PyTorchJob {name} is deleted")
+    return CreateProblem(
+        Reason.NAME_TAKEN,
+        f"a PyTorchJob {name} exists that is not this training's; delete it, or apply this training under another name",
+    )
+
+
+async def run_workers(controller: Controller, count: int) -> None:
+    """Run so many workers until cancelled."""
+    async with asyncio.TaskGroup() as group:
+        for _ in range(count):
+            group.create_task(controller.run_worker())

@@ -1,0 +1,169 @@
+"""kopf's side: watches feed the store and trigger a reconcile; start and stop of everything that runs beside them.
+
+Only raw events are used, for all kinds: no finalizers, no annotations on anybody's objects, no diffing. Owner
+references collect the garbage, also while the operator is away.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Iterator
+from contextlib import AsyncExitStack
+from typing import Any, Final
+
+import kopf
+
+from gputraining_operator.api import (
+    GROUP,
+    JOB_GROUP,
+    JOB_PLURAL,
+    JOB_VERSION,
+    LABEL_MANAGED_BY,
+    LABEL_NAME,
+    MANAGER,
+    PLURAL,
+    VERSION,
+)
+from gputraining_operator.cluster import ApiError, Cluster
+from gputraining_operator.controller import Controller, run_workers
+from gputraining_operator.metrics import Metrics
+from gputraining_operator.observed import parse_job, parse_pod
+from gputraining_operator.pull import Puller
+from gputraining_operator.server import start_server
+from gputraining_operator.settings import Settings
+from gputraining_operator.spec import parse_training
+from gputraining_operator.store import Store
+from gputraining_operator.sweep import Sweep
+
+logger = logging.getLogger(__name__)
+
+STALE_SWEEP_SECONDS: Final = 30.0
+
+
+class _ForEver:
+    """Backoffs that never run out: an API server that is away for an hour is no reason to exit."""
+
+    def __iter__(self) -> Iterator[float]:
+        yield from (0.5, 1, 2, 3, 5)
+        while True:
+            yield 10
+
+
+class Operator:
+    """Everything that lives as long as the process."""
+
+    def __init__(self, settings: Settings) -> None:
+        self.settings = settings
+        self.metrics = Metrics()
+        self.store = Store()
+        self._stack = AsyncExitStack()
+        self._controller: Controller | None = None
+
+    @property
+    def controller(self) -> Controller:
+        """The controller, once started."""
+        assert self._controller is not None, "kopf calls no handler before start-up is over"
+        return self._controller
+
+    async def start(self) -> None:
+        """Fill the store, then start the workers, the sweep and the HTTP port."""
+        stack = self._stack
+        cluster = await Cluster.connect(self.settings.watch_namespaces, self.metrics.observe_request)
+        stack.push_async_callback(cluster.close)
+        puller = await stack.enter_async_context(Puller(self.settings.pull_concurrency))
+        self._controller = Controller(cluster, self.store, self.metrics, self.settings.trainer_image)
+        stack.callback(self._controller.queue.close)
+        sweep = Sweep(
+            self._controller,
+            cluster,
+            puller,
+            self.metrics,
+            self.settings.resync_seconds,
+            # A namespaced installation has no right to see nodes and other people's pods.
+            sees_nodes=not self.settings.watch_namespaces,
+        )
+        synced = False
+        runner = await start_server(
+            self.settings.metrics_port,
+            self.metrics.registry,
+            healthy=lambda: not synced or sweep.seconds_since_tick < STALE_SWEEP_SECONDS,
+            ready=lambda: synced,
+        )
+        stack.push_async_callback(runner.cleanup)
+        for delay in _ForEver():
+            try:
+                await self._controller.resync()
+                break
+            except ApiError as error:
+                logger.warning("start: %s; trying again in %.0f s", error, delay)
+                await asyncio.sleep(delay)
+        synced = True
+        self._spawn(run_workers(self._controller, self.settings.reconcile_workers))
+        self._spawn(sweep.run())
+        logger.info("serving %s", ", ".join(self.settings.watch_namespaces) or "all namespaces")
+
+    async def stop(self) -> None:
+        """Stop all of it, in reverse order."""
+        await self._stack.aclose()
+
+    def _spawn(self, work: Any) -> None:
+        task = asyncio.get_running_loop().create_task(work)
+
+        async def cancel() -> None:
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+
+        self._stack.push_async_callback(cancel)
+
+
+def register(registry: kopf.OperatorRegistry, operator: Operator) -> None:
+    """Bind the operator to kopf's registry."""
+
+    @kopf.on.startup(registry=registry)
+    async def startup(settings: kopf.OperatorSettings, **_: Any) -> None:
+        configure(settings)
+        await operator.start()
+
+    @kopf.on.cleanup(registry=registry)
+    async def cleanup(**_: Any) -> None:
+        await operator.stop()
+
+    @kopf.on.login(registry=registry)
+    def login(**kwargs: Any) -> kopf.ConnectionInfo | None:
+        return kopf.login_with_service_account(**kwargs) or kopf.login_with_kubeconfig(**kwargs)
+
+    @kopf.on.event(GROUP, VERSION, PLURAL, registry=registry)
+    async def on_training(type: str | None, body: kopf.Body, **_: Any) -> None:  # noqa: A002 (kopf names it)
+        training = parse_training(dict(body))
+        key = (training.namespace, training.name)
+        if type == "DELETED":
+            operator.store.drop_training(key, training.uid)
+        else:
+            operator.store.put_training(training)
+        operator.controller.queue.add(key)
+
+    @kopf.on.event(JOB_GROUP, JOB_VERSION, JOB_PLURAL, registry=registry)
+    async def on_job(type: str | None, body: kopf.Body, **_: Any) -> None:  # noqa: A002
+        job = parse_job(dict(body))
+        key = operator.store.drop_job(job) if type == "DELETED" else operator.store.put_job(job)
+        operator.controller.queue.add(key)
+
+    @kopf.on.event("", "v1", "pods", labels={LABEL_NAME: kopf.PRESENT}, registry=registry)
+    async def on_pod(type: str | None, body: kopf.Body, **_: Any) -> None:  # noqa: A002
+        pod = parse_pod(dict(body))
+        key = operator.store.drop_pod(pod) if type == "DELETED" else operator.store.put_pod(pod)
+        operator.controller.queue.add(key)
+
+
+def configure(settings: kopf.OperatorSettings) -> None:
+    """kopf's own settings, each with its reason in docs/design.md §5."""
+    ours = f"{LABEL_MANAGED_BY}={MANAGER}"
+    settings.watching.label_selectors["v1", "pods"] = ours
+    settings.watching.label_selectors[JOB_GROUP, JOB_PLURAL] = ours
+    settings.watching.server_timeout = 300
+    settings.watching.client_timeout = 310
+    settings.watching.connect_timeout = 5
+    settings.watching.chunk_size = 500
+    settings.networking.error_backoffs = _ForEver()
+    settings.posting.enabled = False

@@ -1,0 +1,84 @@
+"""The operator's own Prometheus metrics."""
+
+from __future__ import annotations
+
+from collections import Counter as Tally
+from collections.abc import Callable, Iterator
+
+from prometheus_client import CollectorRegistry, Counter, Histogram
+from prometheus_client.core import GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from gputraining_operator.api import Phase
+from gputraining_operator.store import Store
+
+_FAST_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10)
+
+
+class Metrics:
+    """All metrics of one operator process, in a registry of its own."""
+
+    def __init__(self) -> None:
+        self.registry = CollectorRegistry()
+        self.reconciles = Histogram(
+            "gputraining_operator_reconcile_duration_seconds",
+            "Time from taking a training off the queue until its plan is carried out.",
+            buckets=_FAST_BUCKETS,
+            registry=self.registry,
+        )
+        self.reconcile_errors = Counter(
+            "gputraining_operator_reconcile_errors_total",
+            "Reconciles that will be tried again.",
+            registry=self.registry,
+        )
+        self.status_writes = Counter(
+            "gputraining_operator_status_writes_total", "Statuses written.", registry=self.registry
+        )
+        self.pulls = Histogram(
+            "gputraining_operator_pull_duration_seconds",
+            "Time to pull the progress of one pod.",
+            buckets=_FAST_BUCKETS,
+            registry=self.registry,
+        )
+        self.pull_failures = Counter(
+            "gputraining_operator_pull_failures_total", "Pods that gave no usable progress.", registry=self.registry
+        )
+        self.api_requests = Counter(
+            "gputraining_operator_api_requests_total",
+            "Requests to the Kubernetes API, without watches; status 0 means no answer.",
+            ("verb", "resource", "status"),
+            registry=self.registry,
+        )
+        self.failures = Counter(
+            "gputraining_failures_total", "Trainings that failed, by reason.", ("reason",), registry=self.registry
+        )
+
+    def observe_request(self, verb: str, resource: str, status: int) -> None:
+        """Count a request to the API server."""
+        self.api_requests.labels(verb, resource, str(status)).inc()
+
+    def watch(self, store: Store, queue_length: Callable[[], int]) -> None:
+        """Export what the store and the queue hold at the time of each scrape."""
+        self.registry.register(_StoreCollector(store, queue_length))
+
+
+class _StoreCollector(Collector):
+    def __init__(self, store: Store, queue_length: Callable[[], int]) -> None:
+        self._store = store
+        self._queue_length = queue_length
+
+    def collect(self) -> Iterator[Metric]:
+        phases = Tally(t.status.get("phase", Phase.PENDING) for t in self._store.trainings())
+        trainings = GaugeMetricFamily("gputraining_trainings", "GpuTrainings by phase.", labels=["phase"])
+        for phase in (Phase.PENDING, Phase.RUNNING, Phase.COMPLETE, Phase.FAILED):
+            trainings.add_metric([phase], phases[phase])
+        yield trainings
+        gpus = sum(
+            t.spec.workers * t.spec.gpus_per_worker
+            for t in self._store.trainings()
+            if t.status.get("phase") == Phase.RUNNING
+        )
+        yield GaugeMetricFamily("gputraining_allocated_gpus", "GPUs that running trainings hold.", value=gpus)
+        yield GaugeMetricFamily(
+            "gputraining_operator_queue_length", "Trainings that wait to be reconciled.", value=self._queue_length()
+        )

@@ -1,0 +1,205 @@
+"""The parsed custom resource: frozen dataclasses with the CRD's defaults.
+
+The API server has validated the object against the CRD (types, ranges, CEL), so parsing only gives it names and
+defaults. What Kubernetes itself defines (env, tolerations, affinity ...) is passed through as it came.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Any
+
+from gputraining_operator.api import Json
+from gputraining_operator.times import parse_time
+
+
+@dataclass(frozen=True)
+class Dataset:
+    """Data of the built-in trainer."""
+
+    name: str = "digits"
+    path: str | None = None
+    download: bool = False
+
+
+@dataclass(frozen=True)
+class BuiltInTraining:
+    """Settings of the built-in trainer. Decimal numbers stay strings: the API has no floats."""
+
+    model: str = "smallcnn"
+    dataset: Dataset = Dataset()
+    epochs: int = 10
+    batch_size: int = 64
+    learning_rate: str = "0.001"
+    weight_decay: str = "0.01"
+    precision: str = "Auto"
+    gradient_accumulation_steps: int = 1
+    seed: int = 0
+    data_loader_workers: int = 0
+    output_path: str = "/output"
+
+
+@dataclass(frozen=True)
+class Volume:
+    """A volume and where it is mounted; ``source`` is the pod's volume source, ready to render."""
+
+    name: str
+    mount_path: str
+    source: Json
+    read_only: bool = False
+    sub_path: str | None = None
+
+    @property
+    def claim(self) -> str | None:
+        """Name of the PersistentVolumeClaim, or None for another source."""
+        claim: Json | None = self.source.get("persistentVolumeClaim")
+        return claim["claimName"] if claim else None
+
+    @property
+    def is_lasting(self) -> bool:
+        """Whether what is written there outlives the pod."""
+        return self.claim is not None
+
+
+@dataclass(frozen=True)
+class Scheduling:
+    """Where the pods may run."""
+
+    node_selector: Json = field(default_factory=dict)
+    tolerations: tuple[Json, ...] = ()
+    affinity: Json | None = None
+    priority_class_name: str | None = None
+    scheduler_name: str | None = None
+
+
+@dataclass(frozen=True)
+class RunPolicy:
+    """Limits by the clock, in seconds."""
+
+    active_deadline_seconds: int | None = None
+    ttl_seconds_after_finished: int | None = None
+
+
+@dataclass(frozen=True)
+class Spec:
+    """What the user asked for."""
+
+    workers: int = 1
+    gpus_per_worker: int = 1
+    gpu_resource_name: str = "nvidia.com/gpu"
+    image: str | None = None
+    image_pull_policy: str | None = None
+    image_pull_secrets: tuple[Json, ...] = ()
+    training: BuiltInTraining | None = None
+    command: tuple[str, ...] = ()
+    args: tuple[str, ...] = ()
+    working_dir: str | None = None
+    env: tuple[Json, ...] = ()
+    env_from: tuple[Json, ...] = ()
+    resources: Json = field(default_factory=dict)
+    shared_memory_size_limit: str = "1Gi"
+    volumes: tuple[Volume, ...] = ()
+    scheduling: Scheduling = Scheduling()
+    run_policy: RunPolicy = RunPolicy()
+    progress_interval_seconds: int = 10
+
+
+@dataclass(frozen=True)
+class GpuTraining:
+    """One GpuTraining: who it is, what it wants and the status last seen."""
+
+    namespace: str
+    name: str
+    uid: str
+    generation: int
+    resource_version: int
+    created: datetime
+    deleting: bool
+    spec: Spec
+    status: Json
+
+
+def parse_training(body: Json) -> GpuTraining:
+    """Parse a GpuTraining as the API server gives it."""
+    meta = body["metadata"]
+    return GpuTraining(
+        namespace=meta["namespace"],
+        name=meta["name"],
+        uid=meta["uid"],
+        generation=meta.get("generation", 1),
+        resource_version=int(meta.get("resourceVersion") or 0),
+        created=parse_time(meta["creationTimestamp"]),
+        deleting="deletionTimestamp" in meta,
+        spec=parse_spec(body.get("spec") or {}),
+        status=body.get("status") or {},
+    )
+
+
+def parse_spec(spec: Json) -> Spec:
+    """Parse ``.spec``; absent fields get the CRD's defaults."""
+    scheduling = spec.get("scheduling") or {}
+    run_policy = spec.get("runPolicy") or {}
+    return Spec(
+        workers=spec.get("workers", 1),
+        gpus_per_worker=spec.get("gpusPerWorker", 1),
+        gpu_resource_name=spec.get("gpuResourceName", "nvidia.com/gpu"),
+        image=spec.get("image"),
+        image_pull_policy=spec.get("imagePullPolicy"),
+        image_pull_secrets=tuple(spec.get("imagePullSecrets") or ()),
+        training=_training(spec["training"]) if "training" in spec else None,
+        command=tuple(spec.get("command") or ()),
+        args=tuple(spec.get("args") or ()),
+        working_dir=spec.get("workingDir"),
+        env=tuple(spec.get("env") or ()),
+        env_from=tuple(spec.get("envFrom") or ()),
+        resources=spec.get("resources") or {},
+        shared_memory_size_limit=str((spec.get("sharedMemory") or {}).get("sizeLimit", "1Gi")),
+        volumes=tuple(_volume(v) for v in spec.get("volumes") or ()),
+        scheduling=Scheduling(
+            node_selector=scheduling.get("nodeSelector") or {},
+            tolerations=tuple(scheduling.get("tolerations") or ()),
+            affinity=scheduling.get("affinity"),
+            priority_class_name=scheduling.get("priorityClassName"),
+            scheduler_name=scheduling.get("schedulerName"),
+        ),
+        run_policy=RunPolicy(
+            active_deadline_seconds=run_policy.get("activeDeadlineSeconds"),
+            ttl_seconds_after_finished=run_policy.get("ttlSecondsAfterFinished"),
+        ),
+        progress_interval_seconds=(spec.get("monitoring") or {}).get("intervalSeconds", 10),
+    )
+
+
+def _training(training: Json) -> BuiltInTraining:
+    values = _without(training, "dataset")
+    dataset = training.get("dataset") or {}
+    return BuiltInTraining(dataset=Dataset(**dataset), **{_snake(key): value for key, value in values.items()})
+
+
+def _volume(volume: Json) -> Volume:
+    name = volume["name"]
+    source: Json
+    if "persistentVolumeClaim" in volume:
+        source = {"persistentVolumeClaim": {"claimName": volume["persistentVolumeClaim"]}}
+    elif "configMap" in volume:
+        source = {"configMap": {"name": volume["configMap"]}}
+    elif "secret" in volume:
+        source = {"secret": {"secretName": volume["secret"]}}
+    else:
+        source = {"emptyDir": volume.get("emptyDir") or {}}
+    return Volume(
+        name=name,
+        mount_path=volume["mountPath"],
+        source=source,
+        read_only=volume.get("readOnly", False),
+        sub_path=volume.get("subPath"),
+    )
+
+
+def _without(mapping: Json, *keys: str) -> Json:
+    return {key: value for key, value in mapping.items() if key not in keys}
+
+
+def _snake(name: str) -> Any:
+    return "".join(f"_{char.lower()}" if char.isupper() else char for char in name)

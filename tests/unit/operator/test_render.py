@@ -1,0 +1,120 @@
+"""The rendered PyTorchJob: golden files for whole manifests, and the traps of PyTorchJob v1.9 one by one."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+import yaml
+
+from gputraining_operator.api import Json
+from gputraining_operator.render import render_job
+from tests.unit.operator.builders import TRAINER_IMAGE, training
+
+GOLDEN = Path(__file__).parent / "golden"
+
+SPECS: dict[str, Json] = {
+    "digits-on-cpu": {
+        "workers": 2,
+        "gpusPerWorker": 0,
+        "training": {"epochs": 20, "batchSize": 32, "learningRate": "0.003"},
+        "volumes": [{"name": "out", "mountPath": "/output", "persistentVolumeClaim": "digits-out"}],
+    },
+    "resnet-on-gpus": {
+        "workers": 2,
+        "gpusPerWorker": 4,
+        "image": "registry.example/team/trainer:7",
+        "imagePullPolicy": "Always",
+        "imagePullSecrets": [{"name": "pull"}],
+        "training": {"model": "resnet18", "dataset": {"name": "cifar10", "path": "/data/cifar10"}, "precision": "BF16"},
+        "env": [{"name": "NCCL_DEBUG", "value": "INFO"}],
+        "resources": {"requests": {"cpu": "4", "memory": "8Gi"}, "limits": {"cpu": "8", "memory": "16Gi"}},
+        "sharedMemory": {"sizeLimit": "2Gi"},
+        "volumes": [
+            {"name": "data", "mountPath": "/data", "readOnly": True, "persistentVolumeClaim": "cifar"},
+            {"name": "out", "mountPath": "/output", "subPath": "run-7", "persistentVolumeClaim": "models"},
+        ],
+        "scheduling": {
+            "nodeSelector": {"accelerator": "a100"},
+            "tolerations": [{"key": "nvidia.com/gpu", "operator": "Exists", "effect": "NoSchedule"}],
+            "priorityClassName": "research",
+            "schedulerName": "gang-scheduler",
+        },
+    },
+    "own-script-on-mig": {
+        "gpuResourceName": "nvidia.com/mig-1g.10gb",
+        "image": "registry.example/team/script:1",
+        "command": ["python", "train.py"],
+        "args": ["--lr", "0.1"],
+        "workingDir": "/app",
+        "envFrom": [{"secretRef": {"name": "wandb"}}],
+        "volumes": [
+            {"name": "cfg", "mountPath": "/etc/train", "configMap": "train-config"},
+            {"name": "key", "mountPath": "/etc/key", "secret": "key"},
+            {"name": "tmp", "mountPath": "/scratch", "emptyDir": {"sizeLimit": "5Gi"}},
+        ],
+    },
+}
+
+
+@pytest.mark.parametrize("name", SPECS)
+def test_golden(name: str) -> None:
+    """Refresh with UPDATE_GOLDEN=1 after looking at the difference."""
+    job = render_job(training(SPECS[name]), 1, TRAINER_IMAGE)
+    text = yaml.dump(job, Dumper=PlainDumper, sort_keys=False)
+    path = GOLDEN / f"{name}.yaml"
+    if os.environ.get("UPDATE_GOLDEN"):
+        path.write_text(text)
+    assert text == path.read_text()
+
+
+class PlainDumper(yaml.SafeDumper):
+    """Writes repeated parts out, as the API server would see them."""
+
+    def ignore_aliases(self, data: object) -> bool:
+        return True
+
+
+def container(spec: Json, role: str = "Master") -> Json:
+    job = render_job(training(spec), 1, TRAINER_IMAGE)
+    found: Json = job["spec"]["pytorchReplicaSpecs"][role]["template"]["spec"]["containers"][0]
+    return found
+
+
+def test_one_worker_has_no_worker_replicas() -> None:
+    job = render_job(training({"workers": 1, "training": {}}), 1, TRAINER_IMAGE)
+    assert set(job["spec"]["pytorchReplicaSpecs"]) == {"Master"}
+
+
+@pytest.mark.parametrize(("gpus", "processes"), [(0, "1"), (1, "1"), (4, "4")])
+def test_processes_are_a_number_never_auto(gpus: int, processes: str) -> None:
+    job = render_job(training({"gpusPerWorker": gpus, "training": {}}), 1, TRAINER_IMAGE)
+    assert job["spec"]["nprocPerNode"] == processes
+
+
+def test_no_gpu_resource_on_cpu() -> None:
+    assert container({"gpusPerWorker": 0, "training": {}})["resources"] == {}
+
+
+def test_gpus_join_the_given_limits_and_leave_the_spec_alone() -> None:
+    spec = {"gpusPerWorker": 2, "training": {}, "resources": {"limits": {"cpu": "1"}}}
+    assert container(spec)["resources"] == {"limits": {"cpu": "1", "nvidia.com/gpu": "2"}}
+    assert spec["resources"] == {"limits": {"cpu": "1"}}
+
+
+def test_own_script_gets_no_trainer_environment() -> None:
+    names = {variable["name"] for variable in container({"command": ["true"]})["env"]}
+    assert names == {"GPUTRAINING_NAME", "GPUTRAINING_ATTEMPT", "GPUTRAINING_PROGRESS_PORT"}
+
+
+def test_nothing_of_the_training_operators_own_retry_and_deadline() -> None:
+    spec = {"training": {}, "runPolicy": {"activeDeadlineSeconds": 5, "ttlSecondsAfterFinished": 5}}
+    job = render_job(training(spec), 1, TRAINER_IMAGE)
+    assert job["spec"]["runPolicy"] == {"cleanPodPolicy": "Running"}
+    assert job["spec"]["pytorchReplicaSpecs"]["Master"]["restartPolicy"] == "Never"
+
+
+def test_rendering_is_deterministic() -> None:
+    one, two = (render_job(training(SPECS["resnet-on-gpus"]), 1, TRAINER_IMAGE) for _ in range(2))
+    assert yaml.safe_dump(one, sort_keys=False) == yaml.safe_dump(two, sort_keys=False)
