@@ -41,7 +41,7 @@ class ApiError(Exception):
     """
 
     def __init__(self, status: int, reason: str, message: str, retry_after: float | None = None) -> None:
-        super().__init__(f"{status} {reason}: {message}")
+        super().__init__(f"{status} {reason}: {message}" if status else message)
         self.status = status
         self.reason = reason
         self.message = message
@@ -93,17 +93,14 @@ class Cluster:
         """Delete a GpuTraining and what it owns; one that is gone already is no error."""
         await self._delete(f"{_training_path(namespace)}/{name}", "gputrainings", uid)
 
-    async def apply_status(self, namespace: str, name: str, uid: str, status: Json) -> Json:
+    async def apply_status(self, namespace: str, name: str, resource_version: int, status: Json) -> Json:
         """Make ``status`` the whole status of a GpuTraining, by server-side apply: fields left out go away.
 
-        The uid keeps the status of a deleted training off a new one of the same name (409 ``Conflict``).
+        The resourceVersion is the one that the status was decided on: a decision about an older state, or about a
+        deleted training of the same name, is refused (409 ``Conflict``). The API server ignores a uid here.
         """
-        body = {
-            "apiVersion": API_VERSION,
-            "kind": KIND,
-            "metadata": {"name": name, "namespace": namespace, "uid": uid},
-            "status": status,
-        }
+        meta = {"name": name, "namespace": namespace, "resourceVersion": str(resource_version)}
+        body = {"apiVersion": API_VERSION, "kind": KIND, "metadata": meta, "status": status}
         path = f"{_training_path(namespace)}/{name}/status"
         query = [("fieldManager", MANAGER), ("force", "true")]
         return await self._request(
@@ -217,7 +214,7 @@ def _api_error(status: int, headers: Any, data: bytes) -> ApiError:
         answer: Json = json.loads(data)
         reason, message = answer.get("reason") or "", answer.get("message") or ""
     except (ValueError, AttributeError):
-        reason, message = "", data[:200].decode(errors="replace")
+        reason, message = "Unknown", data[:200].decode(errors="replace").strip()
     retry_after = headers.get("Retry-After", "")
     return ApiError(status, reason, message, float(retry_after) if retry_after.isdigit() else None)
 

@@ -170,10 +170,10 @@ class Controller:
         if plan.status is None:
             return
         try:
-            body = await self._cluster.apply_status(training.namespace, training.name, training.uid, plan.status)
+            version = training.resource_version
+            body = await self._cluster.apply_status(training.namespace, training.name, version, plan.status)
         except ApiError as error:
-            if error.status == 404 or (error.status == 409 and "uid" in error.message.lower()):
-                # Deleted, or replaced by another of the same name, which its own event brings.
+            if error.status == 404:
                 self.store.drop_training((training.namespace, training.name), training.uid)
                 return
             raise

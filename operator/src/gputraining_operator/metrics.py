@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter as Tally
 from collections.abc import Callable, Iterator
 
-from prometheus_client import CollectorRegistry, Counter, Histogram
+from prometheus_client import CollectorRegistry, Counter, Histogram, disable_created_metrics
 from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
@@ -19,6 +19,7 @@ class Metrics:
     """All metrics of one operator process, in a registry of its own."""
 
     def __init__(self) -> None:
+        disable_created_metrics()  # type: ignore[no-untyped-call]  # a second series each, that nobody reads
         self.registry = CollectorRegistry()
         self.reconciles = Histogram(
             "gputraining_operator_reconcile_duration_seconds",

@@ -39,7 +39,7 @@ class PlayedCluster(Cluster):
     async def get_job(self, namespace: str, name: str) -> Json:
         return self.jobs[name]
 
-    async def apply_status(self, namespace: str, name: str, uid: str, status: Json) -> Json:
+    async def apply_status(self, namespace: str, name: str, resource_version: int, status: Json) -> Json:
         if self.status_error:
             raise self.status_error
         self.statuses.append(status)
