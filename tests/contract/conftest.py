@@ -42,13 +42,17 @@ def kube() -> KubeApi:
     return api
 
 
-@pytest.fixture
-def namespace(kube: KubeApi) -> Iterator[str]:
-    """A fresh namespace, deleted (without waiting) afterwards."""
+def _fresh_namespace(kube: KubeApi) -> Iterator[str]:
     name = f"contract-{secrets.token_hex(4)}"
     kube.request("POST", "/api/v1/namespaces", {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name}})
     yield name
     kube.request("DELETE", f"/api/v1/namespaces/{name}")
+
+
+@pytest.fixture
+def namespace(kube: KubeApi) -> Iterator[str]:
+    """A fresh namespace, deleted (without waiting) afterwards."""
+    yield from _fresh_namespace(kube)
 
 
 @pytest.fixture
@@ -58,6 +62,7 @@ def trainings(kube: KubeApi, namespace: str) -> Trainings:
 
 
 @pytest.fixture(scope="session")
-def dry_trainings(kube: KubeApi) -> Trainings:
-    """GpuTrainings of the namespace default: for dry runs only, nothing is stored there."""
-    return Trainings(kube, "default")
+def dry_trainings(kube: KubeApi) -> Iterator[Trainings]:
+    """GpuTrainings of a namespace that all tests share: for dry runs only, nothing is ever stored there."""
+    for name in _fresh_namespace(kube):
+        yield Trainings(kube, name)

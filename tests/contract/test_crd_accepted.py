@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import re
 from typing import Any
 
 import pytest
@@ -10,7 +11,7 @@ import yaml
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from tests.contract.kube import EXAMPLES, NOBODY, Json, Trainings, training
+from tests.contract.kube import EXAMPLES, NOBODY, REPOSITORY, Json, Trainings, training
 
 pytestmark = pytest.mark.cluster
 
@@ -193,6 +194,27 @@ def test_examples(dry_trainings: Trainings, file: Any) -> None:
             resource = {"PersistentVolumeClaim": "persistentvolumeclaims", "ConfigMap": "configmaps"}[document["kind"]]
             path = f"/api/v1/namespaces/{dry_trainings.namespace}/{resource}/{document['metadata']['name']}"
             dry_trainings.api.apply(path, document, dry_run=True)
+
+
+def test_readme(dry_trainings: Trainings) -> None:
+    """The YAML of the README is accepted; its errors are the API server's own words."""
+    readme = (REPOSITORY / "README.md").read_text()
+    blocks = [block for block in re.findall(r"```yaml\n(.*?)```", readme, re.DOTALL) if "kind: GpuTraining" in block]
+    assert blocks
+    for block in blocks:
+        dry_trainings.create(yaml.safe_load(block))
+    causes = dry_trainings.refused(
+        training(
+            {
+                "gpusPerWorker": 2,
+                "gpuResourceName": "nvidia.com/mig-1g.10gb",
+                "training": {"dataset": {"name": "mnist"}},
+                "env": [{"name": name, "value": "2"} for name in ("NCCL_DEBUG", "WORLD_SIZE", "EPOCHS")],
+            }
+        )
+    )
+    quoted = re.findall(r"^\* (spec\S*): (.*)$", readme, re.MULTILINE)
+    assert set(quoted) == {(cause.field, cause.message) for cause in causes}
 
 
 def test_there_are_examples() -> None:

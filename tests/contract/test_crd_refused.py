@@ -65,7 +65,7 @@ SIZES: list[Case] = [
     (
         {"gpuResourceName": "nvidia.com/mig-1g.10gb", "gpusPerWorker": 2},
         "spec.gpusPerWorker",
-        "a MIG device (nvidia.com/mig-1g.10gb) serves one process: set gpusPerWorker to 1 and scale with workers",
+        "a MIG device (nvidia.com/mig-1g.10gb) serves one process: set gpusPerWorker to 1",
     ),
     ({"gpuResourceName": "nvidia.com/mig-1g.10gb", "gpusPerWorker": 0}, "spec.gpusPerWorker", "set gpusPerWorker to 1"),
     ({"monitoring": {"intervalSeconds": 0}}, "spec.monitoring.intervalSeconds", "greater than or equal to 1"),
@@ -138,7 +138,7 @@ TRAINING: list[Case] = [
 ]
 ENVIRONMENT: list[Case] = [
     *(
-        (_env(name=name, value="x"), "spec.env[1].name", f'"{name}" is set by the operator; remove it')
+        (_env(name=name, value="x"), "spec.env[1].name", f'"{name}": is set by the operator; remove it')
         for name in (
             *("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK", "GROUP_WORLD_SIZE", "ROLE_RANK"),
             *("ROLE_WORLD_SIZE", "ROLE_NAME", "NODE_RANK", "MASTER_ADDR", "MASTER_PORT", "PET_NNODES", "PET_X"),

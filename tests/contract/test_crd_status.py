@@ -13,6 +13,7 @@ STATUS: Json = {
     "phase": "Running",
     "message": "epoch 13 of 30, loss 0.412, 2,310 samples/s",
     "attempt": 1,
+    "jobName": "t-1",
     "startTime": "2026-11-21T10:00:04Z",
     "completionTime": "2026-11-21T10:14:06Z",
     "workers": {"desired": 2, "ready": 2, "failed": 0},

@@ -58,7 +58,7 @@ def test_rows() -> None:
 
 
 def test_rules_are_quoted() -> None:
-    assert '- `name`: "…" is set by the operator; remove it' in PAGE
+    assert "- `name`: is set by the operator; remove it" in PAGE
     assert "- set either spec.training (built-in trainer) or spec.command (your own), not both" in PAGE
     assert "is immutable (only" not in PAGE, "immutability has a column"
 

@@ -71,6 +71,7 @@ class Reason:
     # Running = False
     CREATING_PODS: Final = "CreatingPods"
     POD_CREATION_FAILED: Final = "PodCreationFailed"
+    SCHEDULING: Final = "Scheduling"
     UNSCHEDULABLE: Final = "Unschedulable"
     INSUFFICIENT_GPUS: Final = "InsufficientGpus"
     IMAGE_PULL_FAILED: Final = "ImagePullFailed"

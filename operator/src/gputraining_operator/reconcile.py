@@ -33,7 +33,7 @@ from gputraining_operator.status import (
     worker_counts,
 )
 from gputraining_operator.times import format_duration, format_time, parse_time
-from gputraining_operator.waiting import Waiting, explain_waiting
+from gputraining_operator.waiting import SCHEDULING_GRACE, Waiting, explain_waiting
 
 FINAL_RECORD_GRACE: Final = timedelta(seconds=10)
 """How long the end of a job is held back for the pods' last words, which come by another watch."""
@@ -154,6 +154,8 @@ def _waiting(observed: Observed, job: JobView, requeue_after: float | None, now:
         conditions=(_accepted(job), ConditionUpdate(Condition.RUNNING, False, waiting.reason, waiting.message)),
     )
     events = started_events(observed.training) + waiting_events(observed.training, waiting)
+    if waiting.reason == Reason.SCHEDULING:
+        requeue_after = SCHEDULING_GRACE.total_seconds()
     return _plan(observed, status, events, requeue_after=requeue_after)
 
 

@@ -19,6 +19,8 @@ from gputraining_operator.times import format_duration, format_time, parse_time
 
 _MEBIBYTE: Final = 2**20
 _MAX_MESSAGE: Final = 1024
+_MAX_GPU_ERRORS: Final = 16
+_MAX_INT64: Final = 2**63 - 1
 
 
 @dataclass(frozen=True)
@@ -115,15 +117,15 @@ def gpu_status(records: Mapping[int, ProgressRecord]) -> Json | None:
         return None
     figures: Json = {
         "source": "NVML",
-        "model": gpus.model,
+        "model": clip(gpus.model) if gpus.model else None,
         "count": gpus.count,
         "utilizationPercent": _rounded(gpus.utilization_percent),
         "memoryUsedBytes": _whole_mebibytes(gpus),
-        "memoryTotalBytes": gpus.memory_total_bytes,
+        "memoryTotalBytes": _int64(gpus.memory_total_bytes),
         "powerWatts": _rounded(gpus.power_watts),
         "maxTemperatureCelsius": _rounded(gpus.max_temperature_celsius),
         "lastSampleTime": format_time(gpus.last_sample) if gpus.last_sample else None,
-        "errors": [clip(error) for error in gpus.errors] or None,
+        "errors": [clip(error) for error in gpus.errors[:_MAX_GPU_ERRORS]] or None,
     }
     return {key: value for key, value in figures.items() if value is not None}
 
@@ -230,4 +232,9 @@ def _rounded(value: float | None) -> int | None:
 
 def _whole_mebibytes(gpus: JobGpus) -> int | None:
     used = gpus.memory_used_bytes
-    return None if used is None else used // _MEBIBYTE * _MEBIBYTE
+    return None if used is None else _int64(used // _MEBIBYTE * _MEBIBYTE)
+
+
+def _int64(value: int | None) -> int | None:
+    """A sum of figures that pods made up can be beyond what the API server takes."""
+    return None if value is None else min(value, _MAX_INT64)

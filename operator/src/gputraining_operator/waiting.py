@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Final
 
 from gputraining_operator.api import Reason
@@ -15,6 +15,9 @@ from gputraining_operator.times import format_duration
 
 _PULL_ERRORS: Final = frozenset({"ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull"})
 _CONFIG_ERRORS: Final = frozenset({"CreateContainerConfigError", "CreateContainerError", "RunContainerError"})
+
+SCHEDULING_GRACE: Final = timedelta(seconds=5)
+"""A scheduler's first "no" is often over in a moment: a volume is being made, a pod just ending. No reason to warn."""
 
 # These need somebody to act, so they are worth a Warning event; the rest passes by itself.
 NEEDS_ACTION: Final = frozenset(
@@ -61,7 +64,7 @@ def explain_waiting(
     return (
         _image(pods, now)
         or _container_config(pods)
-        or _unschedulable(spec, pods, capacity)
+        or _unschedulable(spec, pods, capacity, now)
         or _pod_creation(spec, pods, job_warning)
         or _starting(pods, now)
     )
@@ -87,11 +90,15 @@ def _container_config(pods: Sequence[PodView]) -> Waiting | None:
     return None
 
 
-def _unschedulable(spec: Spec, pods: Sequence[PodView], capacity: ClusterCapacity | None) -> Waiting | None:
+def _unschedulable(
+    spec: Spec, pods: Sequence[PodView], capacity: ClusterCapacity | None, now: datetime
+) -> Waiting | None:
     pending = [pod for pod in pods if pod.unschedulable is not None and pod.node is None]
     if not pending:
         return None
     message = pending[0].unschedulable or ""
+    if all(now - pod.created < SCHEDULING_GRACE for pod in pending):
+        return Waiting(Reason.SCHEDULING, _workers(pending, explain_scheduler_message(message)))
     if f"Insufficient {spec.gpu_resource_name}" in message:
         shortage = explain_gpu_shortage(spec, len(pending), capacity) if capacity else None
         return Waiting(Reason.INSUFFICIENT_GPUS, shortage or _workers(pending, explain_scheduler_message(message)))

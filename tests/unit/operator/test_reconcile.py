@@ -210,10 +210,13 @@ def test_a_refused_job_fails_at_once() -> None:
 
 def test_warning_only_when_the_reason_is_new() -> None:
     pods = (starting_pod(0), unschedulable_pod(1, "0/1 nodes are available: 1 Insufficient memory."))
-    first = decide(2, status=PENDING, job=job(), pods=pods)
+    at_once = decide(2, status=PENDING, job=job(), pods=pods)
+    assert reasons(at_once) == []
+    assert at_once.requeue_after == 5
+    first = decide(7, status=at_once.status, job=job(), pods=pods)
     assert reasons(first) == [Reason.UNSCHEDULABLE]
     more = (starting_pod(0), unschedulable_pod(1, "0/2 nodes are available: 2 Insufficient memory."))
-    second = decide(3, status=status_of(first), job=job(), pods=more)
+    second = decide(9, status=status_of(first), job=job(), pods=more)
     assert second.events == ()
     assert "2 nodes with too little memory" in status_of(second)["message"]
 

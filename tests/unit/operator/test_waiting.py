@@ -50,6 +50,11 @@ def test_gpu_shortage_with_and_without_a_look_at_the_nodes() -> None:
     assert "no node of this cluster offers it" in explain(*pods, capacity=parse_capacity([], [])).message
 
 
+def test_a_first_no_of_the_scheduler_is_no_alarm() -> None:
+    waiting = explain(unschedulable_pod(0, NO_GPU), starting_pod(1), now=at(4))
+    assert waiting == Waiting(Reason.SCHEDULING, "worker 0 cannot be placed: 3 nodes with too little nvidia.com/gpu")
+
+
 def test_other_reasons_of_the_scheduler() -> None:
     waiting = explain(starting_pod(0), unschedulable_pod(1, "0/3 nodes are available: 3 Insufficient memory."))
     assert waiting == Waiting(Reason.UNSCHEDULABLE, "worker 1 cannot be placed: 3 nodes with too little memory")
