@@ -1,7 +1,7 @@
 # The two commands of the README are `make demo` and `make test`; each works on a fresh machine. `make help` lists all.
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
-.PHONY: help demo demo-clean cluster images test lint types unit contract e2e format docs bench-startup
+.PHONY: help demo demo-clean cluster images test lint types unit contract e2e format docs bench-startup oldest-torch
 
 UV := $(shell hack/bootstrap.sh)
 ifeq ($(UV),)
@@ -25,7 +25,7 @@ cluster: ## A cluster with the training-operator and this operator, as the tests
 images: ## Build the operator's and the trainer's images and load them into the cluster
 	@$(HACK) images build
 
-test: lint types cluster ## All checks and tests; brings up what they need
+test: lint types cluster oldest-torch ## All checks and tests; brings up what they need
 	$(RUN) pytest --cov --cov-report=term:skip-covered
 
 lint: ## ruff and the layers
@@ -38,6 +38,10 @@ types: ## mypy --strict
 
 unit: ## Tests that need no cluster
 	$(RUN) pytest tests/unit
+
+oldest-torch: ## The trainer's tests on the oldest PyTorch that it supports
+	UV_PROJECT_ENVIRONMENT=.venv-oldest-torch OMP_NUM_THREADS=1 \
+	  $(UV) run --quiet --frozen --no-default-groups --group oldest-torch pytest tests/unit/trainer -p no:cacheprovider
 
 contract: ## Tests against a real API server with the real CRDs
 	$(RUN) pytest tests/contract

@@ -32,7 +32,7 @@ def is_replaced(kube: KubeApi, uid: str) -> bool:
 
 
 def test_the_operator_may_die_ten_times_in_one_training(world: World) -> None:
-    world.train("steady", workers=2, gpusPerWorker=0, training={"epochs": 120, "batchSize": 32})
+    world.train("steady", workers=2, gpusPerWorker=0, training={"epochs": 100, "batchSize": 32})
     world.wait("it makes progress", lambda: world.status("steady").get("progress", {}).get("step", 0) > 0)
     before = {pod["metadata"]["uid"] for pod in world.pods("steady")}
     (job,) = world.jobs()
@@ -69,7 +69,7 @@ def test_it_ended_while_the_operator_was_away(world: World, kube: KubeApi) -> No
 
 @pytest.mark.skipif("bool(__import__('os').environ.get('E2E_USE_EXISTING_CLUSTER'))", reason="pauses a node of kind")
 def test_the_api_server_may_go_away(world: World, kube: KubeApi) -> None:
-    world.train("onwards", workers=1, gpusPerWorker=0, training={"epochs": 150, "batchSize": 32})
+    world.train("onwards", workers=1, gpusPerWorker=0, training={"epochs": 40, "batchSize": 32})
     world.wait("it makes progress", lambda: world.status("onwards").get("progress", {}).get("step", 0) > 0)
     (before,) = operator_pods(kube)
     node = "gputraining-demo-control-plane"

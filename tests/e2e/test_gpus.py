@@ -6,14 +6,11 @@ import base64
 from pathlib import Path
 
 from tests.contract.kube import Json
-from tests.e2e.world import World
+from tests.e2e.world import UNTIL_STOPPED, World
 from tests.mocknvml.build import build_mock_nvml
 
-SLEEP = "import time; time.sleep(600)"
-
-
 def gpu_script(world: World, name: str, workers: int) -> None:
-    world.script(name, SLEEP, workers=workers, gpusPerWorker=1)
+    world.script(name, UNTIL_STOPPED, workers=workers, gpusPerWorker=1)
 
 
 def test_one_worker_per_gpu_and_a_reason_to_wait(world: World, gpu_nodes: list[str]) -> None:

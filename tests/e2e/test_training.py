@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tests.contract.kube import API_VERSION, Json
-from tests.e2e.world import World, conditions, is_gone
+from tests.e2e.world import UNTIL_STOPPED, World, conditions, is_gone
 
 DIGITS: Json = {
     "workers": 2,
@@ -61,7 +61,7 @@ def test_a_script_of_ones_own_that_reports_nothing_runs_and_completes(world: Wor
 
 
 def test_a_failing_script_says_who_and_why(world: World) -> None:
-    code = "import os, sys, time\nif os.environ['RANK'] == '1': sys.exit('no data for me')\ntime.sleep(300)"
+    code = "import os, sys\nif os.environ['RANK'] == '1': sys.exit('no data for me')\n" + UNTIL_STOPPED
     world.script("broken", code, workers=2)
     status = world.wait_phase("broken", "Failed")
     assert status["message"] == "worker 1: ended with exit code 1: no data for me"
@@ -91,7 +91,7 @@ def test_a_missing_secret_is_named_while_it_waits(world: World) -> None:
 
 
 def test_the_deadline_stops_a_training_and_frees_its_pods(world: World) -> None:
-    world.script("endless", "import time; time.sleep(600)", runPolicy={"activeDeadlineSeconds": 5})
+    world.script("endless", UNTIL_STOPPED, runPolicy={"activeDeadlineSeconds": 5})
     status = world.wait_phase("endless", "Failed")
     assert conditions(status)["Failed"] == ("True", "DeadlineExceeded")
     world.wait("job and pods are gone", lambda: not world.jobs() and not world.pods())
@@ -105,7 +105,7 @@ def test_a_finished_training_goes_when_its_time_is_over(world: World) -> None:
 
 
 def test_deletion_leaves_nothing(world: World) -> None:
-    world.script("gone", "import time; time.sleep(600)", workers=2)
+    world.script("gone", UNTIL_STOPPED, workers=2)
     world.wait_phase("gone", "Running")
     assert not world.training("gone")["metadata"].get("finalizers")
     world.delete("gone")

@@ -20,6 +20,10 @@ SMALL: Json = {
 }
 
 
+# Runs until it is told to stop. A plain sleep as process 1 would ignore SIGTERM and be killed 30 s later.
+UNTIL_STOPPED = "import signal as s; s.pthread_sigmask(s.SIG_BLOCK, [s.SIGTERM]); s.sigwait([s.SIGTERM])"
+
+
 class World:
     """One namespace."""
 
