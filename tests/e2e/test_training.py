@@ -8,8 +8,8 @@ from tests.e2e.world import UNTIL_STOPPED, World, conditions, is_gone
 DIGITS: Json = {
     "workers": 2,
     "gpusPerWorker": 0,
-    "training": {"epochs": 20, "batchSize": 32, "learningRate": "0.002"},
-    "resources": {"requests": {"cpu": "250m", "memory": "512Mi"}},
+    "training": {"epochs": 20, "batchSize": 32, "learningRate": "0.003"},
+    "resources": {"requests": {"cpu": "250m", "memory": "512Mi"}, "limits": {"cpu": "1", "memory": "2Gi"}},
 }
 
 

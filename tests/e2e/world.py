@@ -14,7 +14,7 @@ TERMINAL = ("Complete", "Failed")
 
 # The smallest requests that leave room for everything else on a laptop.
 SMALL: Json = {
-    "resources": {"requests": {"cpu": "100m", "memory": "256Mi"}},
+    "resources": {"requests": {"cpu": "100m", "memory": "256Mi"}, "limits": {"cpu": "1", "memory": "2Gi"}},
     "sharedMemory": {"sizeLimit": "64Mi"},
     "monitoring": {"intervalSeconds": 1},
 }
