@@ -1,7 +1,7 @@
 # The two commands of the README are `make demo` and `make test`; each works on a fresh machine. `make help` lists all.
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
-.PHONY: help demo demo-clean cluster images test lint types unit contract e2e format docs bench-startup oldest-torch
+.PHONY: help demo demo-clean fetch-model compiler cluster images test lint types unit contract e2e format docs bench-startup oldest-torch
 
 UV := $(shell hack/bootstrap.sh)
 ifeq ($(UV),)
@@ -19,14 +19,22 @@ demo: ## Train real handwritten digits on a real cluster, from nothing
 demo-clean: ## Remove the cluster and all that runs in it
 	@$(HACK) cluster down
 
+fetch-model: ## Copy what a training wrote: TRAINING=digits TO=model
+	@$(HACK) fetch-model $(or $(TRAINING),digits) --to $(or $(TO),model)
+
 cluster: ## A cluster with the training-operator and this operator, as the tests need it
-	@$(HACK) operator install
+	@$(HACK) operators install
 
 images: ## Build the operator's and the trainer's images and load them into the cluster
 	@$(HACK) images build
 
-test: lint types cluster oldest-torch ## All checks and tests; brings up what they need
+test: lint types compiler cluster oldest-torch ## All checks and tests; brings up what they need
 	$(RUN) pytest --cov --cov-report=term:skip-covered
+
+compiler: # for the stand-in of NVIDIA's library that the tests build
+	@command -v cc >/dev/null || { echo "… installing a C compiler"; \
+	  apt-get install -y -qq --no-install-recommends gcc libc6-dev >/dev/null \
+	  || { echo "no C compiler: install gcc and libc6-dev" >&2; exit 1; }; }
 
 lint: ## ruff and the layers
 	$(RUN) ruff check .

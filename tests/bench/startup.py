@@ -24,6 +24,7 @@ from rich.table import Table
 from gputraining_operator.api import Json
 from gputraining_operator.render import render_job
 from gputraining_operator.spec import parse_training
+from hack.gotools import tool
 from tests.contract.kube import API_VERSION, KIND, KubeApi
 from tests.e2e.world import OPERATOR_NAMESPACE
 
@@ -93,7 +94,7 @@ def bare_job(training: Json, namespace: str, image: str) -> Json:
 def first_step(kube: KubeApi, namespace: str, pod: str) -> datetime | None:
     """When the container runtime saw the log line about the first step; None before."""
     context = ["--context", kube.context] if kube.context else []
-    command = ["kubectl", *context, "-n", namespace, "logs", "--timestamps", pod]
+    command = [tool("kubectl"), *context, "-n", namespace, "logs", "--timestamps", pod]
     lines = subprocess.run(command, capture_output=True, text=True, check=False).stdout.splitlines()
     stamps = [line.split(" ", 1)[0] for line in lines if FIRST_STEP in line]
     # Nanoseconds are more than Python reads.

@@ -9,6 +9,7 @@ from tests.contract.kube import Json
 from tests.e2e.world import UNTIL_STOPPED, World
 from tests.mocknvml.build import build_mock_nvml
 
+
 def gpu_script(world: World, name: str, workers: int) -> None:
     world.script(name, UNTIL_STOPPED, workers=workers, gpusPerWorker=1)
 

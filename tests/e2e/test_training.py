@@ -51,6 +51,7 @@ def test_digits_train_to_completion_and_progress_only_grows(world: World) -> Non
     }
     assert [event["reason"] for event in world.events("digits")] == ["AttemptStarted", "Running", "Complete"]
     assert [job["metadata"]["name"] for job in world.jobs()] == ["digits-1"]
+    assert len({pod["spec"]["nodeName"] for pod in world.pods("digits")}) == 2, "the workers sat on different nodes"
 
 
 def test_a_script_of_ones_own_that_reports_nothing_runs_and_completes(world: World) -> None:

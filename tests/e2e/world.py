@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+from hack.gotools import tool
 from tests.contract.kube import API_VERSION, KIND, Json, KubeApi, Refused
 
 OPERATOR_NAMESPACE = "gputraining-system"
@@ -113,7 +114,7 @@ class World:
     def tell(self) -> str:
         """What the namespace looks like, for the report of a failed test."""
         context = ["--context", self.kube.context] if self.kube.context else []
-        kubectl = ["kubectl", *context, "-n", self.namespace]
+        kubectl = [tool("kubectl"), *context, "-n", self.namespace]
         commands = (["get", "gput,pytorchjobs,pods", "-o", "wide"], ["get", "events", "--sort-by=.lastTimestamp"])
         texts = [subprocess.run([*kubectl, *c], capture_output=True, text=True, check=False) for c in commands]
         return "\n".join(text.stdout[-4000:] + text.stderr[-500:] for text in texts)

@@ -118,11 +118,21 @@ def _pod_spec(training: GpuTraining, attempt: int, trainer_image: str) -> Json:
         "imagePullSecrets": list(spec.image_pull_secrets),
         "nodeSelector": scheduling.node_selector,
         "tolerations": list(scheduling.tolerations),
-        "affinity": scheduling.affinity,
+        "affinity": scheduling.affinity or _default_affinity(training),
         "priorityClassName": scheduling.priority_class_name,
         "schedulerName": scheduling.scheduler_name,
     }
     return pod | {key: value for key, value in optional.items() if value}
+
+
+def _default_affinity(training: GpuTraining) -> Json | None:
+    """On CPU workers had better not share a node's cores; with GPUs, sharing a node means the faster link."""
+    if training.spec.gpus_per_worker or training.spec.workers == 1:
+        return None
+    same_training = {"matchLabels": {LABEL_NAME: training.name}}
+    term = {"topologyKey": "kubernetes.io/hostname", "labelSelector": same_training}
+    preferred = [{"weight": 100, "podAffinityTerm": term}]
+    return {"podAntiAffinity": {"preferredDuringSchedulingIgnoredDuringExecution": preferred}}
 
 
 def _container(training: GpuTraining, attempt: int, trainer_image: str) -> Json:

@@ -26,6 +26,7 @@ class PlayedCluster(Cluster):
         self.events: list[Json] = []
         self.refusals: list[ApiError] = []
         self.status_error: ApiError | None = None
+        self.status_attempts = 0
 
     async def create_job(self, body: Json) -> Json:
         if self.refusals:
@@ -40,6 +41,7 @@ class PlayedCluster(Cluster):
         return self.jobs[name]
 
     async def apply_status(self, namespace: str, name: str, resource_version: int, status: Json) -> Json:
+        self.status_attempts += 1
         if self.status_error:
             raise self.status_error
         self.statuses.append(status)
@@ -125,6 +127,18 @@ async def test_a_training_deleted_meanwhile_is_forgotten() -> None:
     async with controller_on(cluster) as controller:
         await until(lambda: controller.store.training(KEY) is None)
     assert cluster.events == []
+
+
+async def test_a_status_that_cannot_be_written_is_tried_again_with_growing_delays() -> None:
+    cluster = PlayedCluster()
+    cluster.status_error = ApiError(500, "InternalError", "no")
+    async with controller_on(cluster):
+        await until(lambda: cluster.status_attempts >= 2)
+        before = cluster.status_attempts
+        await asyncio.sleep(1)
+        assert cluster.status_attempts - before <= 2, "0.25 s, 0.5 s, 1 s ... and not at once"
+        cluster.status_error = None
+        await until(lambda: cluster.statuses)
 
 
 async def test_an_unexpected_error_is_logged_counted_and_tried_again() -> None:

@@ -103,6 +103,17 @@ def test_gpus_join_the_given_limits_and_leave_the_spec_alone() -> None:
     assert spec["resources"] == {"limits": {"cpu": "1"}}
 
 
+def affinity(**spec: object) -> object:
+    job = render_job(training({"training": {}, "workers": 2} | spec), 1, TRAINER_IMAGE)
+    return job["spec"]["pytorchReplicaSpecs"]["Worker"]["template"]["spec"].get("affinity")
+
+
+def test_workers_on_cpu_prefer_nodes_of_their_own_unless_told_otherwise() -> None:
+    assert "podAntiAffinity" in str(affinity(gpusPerWorker=0))
+    assert affinity(gpusPerWorker=1) is None
+    assert affinity(gpusPerWorker=0, workers=2, scheduling={"affinity": {"nodeAffinity": {}}}) == {"nodeAffinity": {}}
+
+
 def test_own_script_gets_no_trainer_environment() -> None:
     names = {variable["name"] for variable in container({"command": ["true"]})["env"]}
     assert names == {"GPUTRAINING_NAME", "GPUTRAINING_ATTEMPT", "GPUTRAINING_PROGRESS_PORT"}
