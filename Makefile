@@ -33,7 +33,7 @@ test: lint types compiler cluster oldest-torch ## All checks and tests; brings u
 
 compiler: # for the stand-in of NVIDIA's library that the tests build
 	@command -v cc >/dev/null || { echo "… installing a C compiler"; \
-	  apt-get install -y -qq --no-install-recommends gcc libc6-dev >/dev/null \
+	  apt-get update -qq && apt-get install -y -qq --no-install-recommends gcc libc6-dev >/dev/null \
 	  || { echo "no C compiler: install gcc and libc6-dev" >&2; exit 1; }; }
 
 lint: ## ruff and the layers
