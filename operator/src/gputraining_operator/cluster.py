@@ -31,10 +31,10 @@ _OURS: Final = f"{LABEL_MANAGED_BY}={MANAGER}"
 
 
 class ApiError(Exception):
-    """The API server refused, failed, or could not be reached (status 0).
+    """The API server refused, failed, or gave no usable answer (status 0).
 
     Attributes:
-        status: HTTP status, 0 without an answer.
+        status: HTTP status, 0 without a usable answer.
         reason: the machine-readable reason of the answer, for example ``AlreadyExists``.
         message: what the API server says.
         retry_after: seconds to wait, if the API server names them.
@@ -205,7 +205,10 @@ class Cluster:
             self._observe(method, resource, status)
         if not 200 <= status < 300:
             raise _api_error(status, answer.getheaders(), data)
-        decoded: Json = json.loads(data)
+        try:
+            decoded: Json = json.loads(data)
+        except ValueError as error:
+            raise ApiError(0, "Unreadable", f"the API server's answer is cut off or no JSON: {error}") from error
         return decoded
 
 
