@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from tests.contract.kube import API_VERSION, Json
+import yaml
+
+from tests.contract.kube import API_VERSION, EXAMPLES, Json
 from tests.e2e.world import UNTIL_STOPPED, World, conditions, is_gone
 
 DIGITS: Json = {
@@ -59,6 +61,13 @@ def test_a_script_of_ones_own_that_reports_nothing_runs_and_completes(world: Wor
     status = world.wait_phase("own", "Complete")
     assert status["message"].startswith("done in ")
     assert "progress" not in status
+
+
+def test_the_example_of_a_distributed_script_runs_as_it_is(world: World) -> None:
+    config, example = yaml.safe_load_all((EXAMPLES / "own-script.yaml").read_text())
+    world.kube.request("POST", world.path("configmaps"), config)
+    world.train("own-script", **example["spec"])
+    world.wait_phase("own-script", "Complete")
 
 
 def test_a_failing_script_says_who_and_why(world: World) -> None:
