@@ -21,7 +21,7 @@ from typing import TypeVar
 from rich.console import Console
 from rich.table import Table
 
-from gputraining_operator.api import Json
+from gputraining_operator.api import LABEL_NAME, Json
 from gputraining_operator.render import render_job
 from gputraining_operator.spec import parse_training
 from hack.gotools import tool
@@ -69,7 +69,7 @@ def measure(kube: KubeApi, namespace: str, kind: str, name: str, image: str) -> 
     if kind == KIND:
         group, plural, body = API_VERSION, "gputrainings", training
     else:
-        group, plural, body = "kubeflow.org/v1", "pytorchjobs", bare_job(training, namespace, image)
+        group, plural, body = "kubeflow.org/v1", "pytorchjobs", bare_job(name, training, namespace, image)
     path = f"/apis/{group}/namespaces/{namespace}/{plural}"
     pod = f"{name}-1-master-0"
     started = datetime.now(UTC)
@@ -81,13 +81,14 @@ def measure(kube: KubeApi, namespace: str, kind: str, name: str, image: str) -> 
     return (ended - started).total_seconds()
 
 
-def bare_job(training: Json, namespace: str, image: str) -> Json:
-    """What a user would write by hand: our manifest without an owner and without our labels."""
+def bare_job(name: str, training: Json, namespace: str, image: str) -> Json:
+    """What a user would write by hand: our manifest without an owner, and unknown to the operator."""
     meta = {"namespace": namespace, "uid": "", "creationTimestamp": "2026-01-01T00:00:00Z"}
     job = render_job(parse_training(training | {"metadata": training["metadata"] | meta}), 1, image)
     del job["metadata"]["ownerReferences"], job["metadata"]["labels"]
     for replica in job["spec"]["pytorchReplicaSpecs"].values():
-        del replica["template"]["metadata"]["labels"]
+        # The name stays: by it the workers keep to nodes of their own, as those of the GpuTraining do.
+        replica["template"]["metadata"]["labels"] = {LABEL_NAME: name}
     return job
 
 
