@@ -98,7 +98,8 @@ class Display:
     def summary(self) -> None:
         """One line for all that was there already since the last summary."""
         if self._there:
-            self.line(f"✔ there already: {', '.join(self._there)}")
+            steps = "1 step" if len(self._there) == 1 else f"{len(self._there)} steps"
+            self.line(finished_line("there already", f"{steps} had nothing to do", None))
         self._there.clear()
 
     def line(self, text: str) -> None:

@@ -7,7 +7,8 @@ HELM_RELEASE = "gputraining"
 
 # Of the node image built here; gomod/cluster/go.mod pins the modules themselves.
 KUBERNETES_VERSION = "v1.35.4"
-STOCK_NODE_IMAGE = "kindest/node:v1.35.0"
+# By digest, as kind asks for: the one that was published with kind 0.31.
+STOCK_NODE_IMAGE = "kindest/node:v1.35.0@sha256:452d707d4862f52530247495d180205e029056831160e22870e37e3f6c1ac31f"
 
 # `go 1.26.0` in gomod/cluster/go.mod is the least that builds all modules.
 GO_MINIMUM = (1, 26, 0)
