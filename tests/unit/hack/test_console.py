@@ -52,4 +52,4 @@ def test_what_was_there_already_is_one_line(capsys: pytest.CaptureFixture[str]) 
         display.summary()
     lines = capsys.readouterr().out.splitlines()
     assert [line.split()[1] for line in lines] == ["cluster", "there"]
-    assert lines[1].endswith("go, tools")
+    assert lines[1].endswith("2 steps had nothing to do")
