@@ -161,9 +161,11 @@ def _waiting(status: Json) -> Json:
 
 
 def _rank(labels: Json) -> int:
-    """Node rank: the master is 0, worker i is i + 1."""
-    index = int(labels.get(LABEL_REPLICA_INDEX, "0"))
-    return index if labels.get(LABEL_REPLICA_TYPE) == "master" else index + 1
+    """Node rank: the master is 0, worker i is i + 1. Anybody may label a pod with anything: nonsense is rank 0."""
+    index = labels.get(LABEL_REPLICA_INDEX, "")
+    if labels.get(LABEL_REPLICA_TYPE) == "master" or not (index.isascii() and index.isdigit()):
+        return 0
+    return int(index) + 1
 
 
 def _unschedulable(conditions: list[Json] | tuple[()]) -> str | None:

@@ -57,7 +57,11 @@ class Sweep:
         """Sweep until cancelled."""
         try:
             while True:
-                self.tick()
+                try:
+                    self.tick()
+                except Exception:
+                    # Not the end of the sweep: the next one may do; if none does, the liveness probe tells.
+                    logger.exception("sweep: failed; trying again")
                 await asyncio.sleep(TICK_SECONDS)
         finally:
             for task in self._tasks.values():
@@ -71,7 +75,6 @@ class Sweep:
     def tick(self) -> None:
         """Start what is due now."""
         now = self._monotonic()
-        self.last_tick = now
         if now >= self._next_resync and self._start("resync", self._resync()):
             self._next_resync = now + self._resync_seconds
         waiting: list[Observed] = []
@@ -97,6 +100,7 @@ class Sweep:
             self._next_diagnosis = now + DIAGNOSIS_SECONDS
         if not waiting:
             self._controller.capacity = None
+        self.last_tick = now
 
     def _start(self, name: str | Key, work: Coroutine[None, None, None]) -> bool:
         """Start a piece of work unless the former one of that name still runs."""

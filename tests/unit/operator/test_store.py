@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from gputraining_operator.observed import PodView
+from gputraining_operator.observed import PodView, parse_pod
 from gputraining_operator.store import Listing, Store
-from tests.unit.operator.builders import job, running_pod, starting_pod, training
+from tests.unit.operator.builders import job, pod_body, running_pod, starting_pod, training
 
 KEY = ("team-a", "digits")
 
@@ -37,6 +37,12 @@ def test_foreign_children_with_our_labels_do_not_count() -> None:
     store.put_job(job(resourceVersion="20"))
     store.put_pod(replace(running_pod(0), owner_uid=None))
     assert store.pods(KEY, store.job(KEY, "digits-1")) == ()
+
+
+def test_a_pod_with_nonsense_in_its_labels_is_read_all_the_same() -> None:
+    body = pod_body(1)
+    body["metadata"]["labels"]["training.kubeflow.org/replica-index"] = "²x"
+    assert parse_pod(body).rank == 0
 
 
 def test_a_job_that_is_being_deleted_is_no_job() -> None:
