@@ -160,7 +160,7 @@ def configure(settings: kopf.OperatorSettings) -> None:
     """kopf's own settings, each with its reason in docs/design.md §5."""
     ours = f"{LABEL_MANAGED_BY}={MANAGER}"
     settings.watching.label_selectors["v1", "pods"] = ours
-    settings.watching.label_selectors[JOB_GROUP, JOB_PLURAL] = ours
+    settings.watching.label_selectors[JOB_GROUP, JOB_VERSION, JOB_PLURAL] = ours
     settings.watching.server_timeout = 300
     settings.watching.client_timeout = 310
     settings.watching.connect_timeout = 5
