@@ -156,6 +156,7 @@ class Controller:
                 found.create_problem = _name_taken(job.name, leaving=job.deleting)
                 return error
         found.create_problem = None
+        found.records.clear()  # of a former job, if there was one
         self.store.put_job(job)
         return None
 

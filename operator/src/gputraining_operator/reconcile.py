@@ -33,7 +33,7 @@ from gputraining_operator.status import (
     worker_counts,
 )
 from gputraining_operator.times import format_duration, format_time, parse_time
-from gputraining_operator.waiting import SCHEDULING_GRACE, Waiting, explain_waiting
+from gputraining_operator.waiting import SCHEDULING_GRACE, TELLS_AGE, Waiting, explain_waiting
 
 FINAL_RECORD_GRACE: Final = timedelta(seconds=10)
 """How long the end of a job is held back for the pods' last words, which come by another watch."""
@@ -100,7 +100,7 @@ def reconcile(observed: Observed, trainer_image: str, now: datetime) -> Plan:
     until_deadline = max(0.0, (deadline - now).total_seconds()) if deadline else None
     if _all_workers_run(training.spec, observed.pods):
         return _running(observed, until_deadline, now)
-    if is_true(training.status, Condition.RUNNING):
+    if is_true(training.status, Condition.RUNNING) and any(pod.termination or pod.failed for pod in observed.pods):
         # A worker has just ended; the training-operator's verdict follows within moments.
         return Plan(requeue_after=until_deadline)
     return _waiting(observed, job, until_deadline, now)
@@ -156,12 +156,14 @@ def _waiting(observed: Observed, job: JobView, requeue_after: float | None, now:
     events = started_events(observed.training) + waiting_events(observed.training, waiting)
     if waiting.reason == Reason.SCHEDULING:
         requeue_after = SCHEDULING_GRACE.total_seconds()
+    elif waiting.reason in TELLS_AGE:
+        requeue_after = spec.progress_interval_seconds
     return _plan(observed, status, events, requeue_after=requeue_after)
 
 
 def _running(observed: Observed, requeue_after: float | None, now: datetime) -> Plan:
     training = observed.training
-    progress = progress_status(training.status.get("progress"), observed.records)
+    progress = progress_status(_progress_of_this_job(observed), observed.records)
     record = leading_record(observed.records)
     status = _status(
         observed,
@@ -314,6 +316,14 @@ def _status(
         "outputPath": old.get("outputPath"),
     }
     return status | {key: value for key, value in optional.items() if value is not None}
+
+
+def _progress_of_this_job(observed: Observed) -> Json | None:
+    """The progress in the status, unless a former job made it that somebody has deleted."""
+    progress: Json | None = observed.training.status.get("progress")
+    if progress and observed.job and parse_time(progress["lastUpdateTime"]) < observed.job.created:
+        return None
+    return progress
 
 
 def _accepted(job: JobView | None) -> ConditionUpdate:

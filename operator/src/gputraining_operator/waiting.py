@@ -16,6 +16,9 @@ from gputraining_operator.times import format_duration
 _PULL_ERRORS: Final = frozenset({"ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull"})
 _CONFIG_ERRORS: Final = frozenset({"CreateContainerConfigError", "CreateContainerError", "RunContainerError"})
 
+# Their messages say for how long.
+TELLS_AGE: Final = frozenset({Reason.STARTING_CONTAINERS, Reason.WAITING_FOR_MASTER, Reason.IMAGE_PULL_FAILED})
+
 SCHEDULING_GRACE: Final = timedelta(seconds=5)
 """A scheduler's first "no" is often over in a moment: a volume is being made, a pod just ending. No reason to warn."""
 

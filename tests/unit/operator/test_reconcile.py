@@ -121,6 +121,22 @@ def test_a_worker_that_just_ended_waits_for_the_verdict() -> None:
     assert decide(60, status=RUNNING, job=job("Running"), pods=(running_pod(0), ended_pod(1, 1))) == Plan()
 
 
+def test_a_worker_that_has_to_start_again_is_waited_for() -> None:
+    plan = decide(60, status=RUNNING, job=job("Running"), pods=(running_pod(0), starting_pod(1)))
+    assert status_of(plan)["phase"] == "Pending"
+    assert status_of(plan)["message"].startswith("worker 1 starting on node-a")
+    assert plan.requeue_after == 10, "the message says for how long"
+
+
+def test_a_job_that_somebody_deleted_is_made_again_and_starts_from_nothing() -> None:
+    pods = (running_pod(0), running_pod(1))
+    before = status_of(decide(20, status=RUNNING, job=job(), pods=pods, records={0: record(43, 19)}))
+    assert decide(30, status=before).create is not None
+    anew = job(uid="uid-anew", creationTimestamp="2026-11-21T10:00:30Z")
+    after = status_of(decide(40, status=before, job=anew, pods=pods, records={0: record(2, 39)}))
+    assert (after["progress"]["percent"], after["progress"]["step"]) == (2, 2)
+
+
 LAST_WORD = json.dumps(
     {
         "version": 1,
