@@ -19,8 +19,8 @@ demo: ## Train real handwritten digits on a real cluster, from nothing
 demo-clean: ## Remove the cluster and all that runs in it
 	@$(HACK) cluster down
 
-fetch-model: ## Copy what a training wrote: TRAINING=digits TO=model
-	@$(HACK) fetch-model $(or $(TRAINING),digits) --to $(or $(TO),model)
+fetch-model: ## Copy what a training wrote: TRAINING=digits NAMESPACE=default TO=model
+	@$(HACK) fetch-model $(or $(TRAINING),digits) --namespace $(or $(NAMESPACE),default) --to $(or $(TO),model)
 
 cluster: ## A cluster with the training-operator and this operator, as the tests need it
 	@$(HACK) operators install

@@ -101,6 +101,7 @@ def explain_gpu_shortage(spec: Spec, pending: int, capacity: ClusterCapacity) ->
 def explain_scheduler_message(message: str) -> str:
     """Put the scheduler's own message into fewer and plainer words."""
     text = re.split(r"\s*(?:preemption:|no new claims to deallocate)", message)[0].strip().rstrip(".,")
+    text = text.removesuffix(". not found")  # the scheduler says it twice
     match = re.fullmatch(r"\d+/\d+ nodes are available: (.*)", text, re.DOTALL)
     if not match:
         return f"cannot be placed: {text}"

@@ -55,7 +55,8 @@ def complete_message(spec: Spec, progress: Json | None, seconds: float, location
     """The closing line of a training that succeeded: what was done, how well, at what cost, and where it lies."""
     parts = []
     if progress and "totalEpochs" in progress:
-        parts.append(f"{grouped(progress['totalEpochs'])} epochs in {format_duration(seconds)}")
+        epochs = "1 epoch" if progress["totalEpochs"] == 1 else f"{grouped(progress['totalEpochs'])} epochs"
+        parts.append(f"{epochs} in {format_duration(seconds)}")
     else:
         parts.append(f"done in {format_duration(seconds)}")
     accuracy = metric(progress, "accuracy")
@@ -64,6 +65,8 @@ def complete_message(spec: Spec, progress: Json | None, seconds: float, location
     gpus = spec.workers * spec.gpus_per_worker
     if gpus:
         parts.append(f"{gpus * seconds / 3600:.2f} GPU-hours")
-    if location:
+    if location and output_is_lasting(spec):
         parts.append(f"model at {location}")
+    elif location:
+        parts.append(f"model not kept: no PersistentVolumeClaim at {location}")
     return ", ".join(parts)

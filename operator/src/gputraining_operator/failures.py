@@ -13,6 +13,9 @@ from gputraining_operator.observed import JobView, PodView
 from gputraining_operator.progress import ProgressError, ProgressRecord, parse_record
 
 _MAX_MESSAGE: Final = 1024
+# What follows from another's failure, the further from the cause the higher: pods are deleted when the job has failed,
+# and the peers of a pod that went away fail in turn.
+_AFTERMATH: Final = {Reason.EVICTED: 1, Reason.PEER_LOST: 2}
 _LATEST: Final = datetime.max.replace(tzinfo=UTC)
 
 
@@ -42,7 +45,7 @@ def classify(job: JobView, pods: Iterable[PodView]) -> Failure:
     """
     failed = [(pod, _pod_failure(pod)) for pod in pods if pod.failed or _exit_code(pod)]
     if failed:
-        pod, failure = min(failed, key=lambda item: (item[1].reason == Reason.PEER_LOST, _end(item[0]), item[0].rank))
+        pod, failure = min(failed, key=lambda item: (_AFTERMATH.get(item[1].reason, 0), _end(item[0]), item[0].rank))
         return Failure(failure.reason, _clip(f"worker {pod.rank}: {failure.message}"))
     condition = job.condition("Failed") or {}
     return Failure(Reason.JOB_FAILED, _clip(condition.get("message") or "the training-operator reports a failure"))
@@ -60,6 +63,8 @@ def _pod_failure(pod: PodView) -> Failure:
     record = final_record(pod)
     if record and record.error:
         return Failure(record.error.type, record.error.message)
+    if pod.deleting:
+        return Failure(Reason.EVICTED, f"its pod was deleted or evicted from node {pod.node}")
     return Failure(Reason.USER_CODE_ERROR, _exit_text(pod.termination.exit_code, pod.termination.message))
 
 

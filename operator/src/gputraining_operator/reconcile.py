@@ -165,22 +165,24 @@ def _running(observed: Observed, requeue_after: float | None, now: datetime) -> 
     training = observed.training
     progress = progress_status(_progress_of_this_job(observed), observed.records)
     record = leading_record(observed.records)
+    verb = "runs" if training.spec.workers == 1 else "run"
+    # A script of one's own need not report anything.
+    problem = observed.pull_problem if training.spec.training else None
     status = _status(
         observed,
         now,
         phase=Phase.RUNNING,
         progress=progress,
-        message=running_message(progress, record, observed.pull_problem),
+        message=running_message(progress, record, problem),
         conditions=(
             _accepted(observed.job),
-            ConditionUpdate(Condition.RUNNING, True, Reason.ALL_WORKERS_READY, f"{all_workers(training.spec)} run"),
+            ConditionUpdate(Condition.RUNNING, True, Reason.ALL_WORKERS_READY, f"{all_workers(training.spec)} {verb}"),
         ),
     )
     status.setdefault("startTime", format_time(now))
     events = started_events(training)
     if not is_true(training.status, Condition.RUNNING):
         waited = format_duration((now - training.created).total_seconds())
-        verb = "runs" if training.spec.workers == 1 else "run"
         events += (EventToPost("Normal", Reason.RUNNING, f"{all_workers(training.spec)} {verb} after {waited}"),)
     if "startTime" not in training.status and training.spec.run_policy.active_deadline_seconds:
         requeue_after = training.spec.run_policy.active_deadline_seconds

@@ -57,6 +57,20 @@ def test_scripts_that_say_nothing(code: int, log: str, text: str) -> None:
     assert (failure.reason, failure.message) == (Reason.USER_CODE_ERROR, text)
 
 
+def test_a_deleted_pod_is_nobodys_code() -> None:
+    body = pod_body(0, phase="Failed", node="node-a")
+    terminated = {"exitCode": 137, "finishedAt": "2026-11-21T10:01:00Z"}
+    body["status"]["containerStatuses"] = [{"name": "pytorch", "state": {"terminated": terminated}}]
+    body["metadata"]["deletionTimestamp"] = "2026-11-21T10:00:59Z"
+    gone = parse_pod(body)
+    failure = classify(job("Failed"), [gone, ended_pod(1, 1, last_word("PeerLost", "worker 0 went away"), ended=50)])
+    assert (failure.reason, failure.message) == (
+        Reason.EVICTED,
+        "worker 0: its pod was deleted or evicted from node node-a",
+    )
+    assert classify(job("Failed"), [gone, ended_pod(1, 3, "boom", ended=61)]).reason == Reason.USER_CODE_ERROR
+
+
 def test_eviction() -> None:
     body = pod_body(0, phase="Failed", node="a", status={"reason": "Evicted", "message": "node was low on memory"})
     assert classify(job("Failed"), [parse_pod(body)]).reason == Reason.EVICTED

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from typing import NoReturn
 
 from gputraining_trainer import run
 from gputraining_trainer.config import ConfigError, processes_per_node, read_config, read_termination_log
@@ -41,5 +42,13 @@ def torchrun_command(environment: dict[str, str], count: str) -> list[str]:
     ]
 
 
+def end(code: int) -> NoReturn:
+    """End at once. All is written by now, and tearing down torch's threads and sockets can only take time, or hang:
+    a pod that has done its work must not stay."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
+
+
 if __name__ == "__main__":
-    sys.exit(main())
+    end(main())
