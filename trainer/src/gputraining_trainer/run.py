@@ -35,6 +35,10 @@ if TYPE_CHECKING:  # torch takes seconds to import: it comes after the pod answe
 
 log = logging.getLogger(__name__)
 
+_kept: list[object] = []
+"""What lives until the process ends. Destroying a DistributedDataParallel, and with it the process group, can deadlock
+(seen with torch 2.6 and Gloo: one process in about a hundred never came back to write its last word)."""
+
 
 def main(environment: Mapping[str, str]) -> int:
     """Run one process of a training; gives its exit code."""
@@ -110,6 +114,7 @@ def _run(config: Config, report: Report) -> None:
         dataset = sets.load(training)
         batches = make_batches(dataset, training, process, device)
         model = group.distribute(make_model(training.model, dataset.channels, dataset.classes, dataset.image_size))
+        _kept.append(model)
         log.info(
             "training %s on %s: %d processes, %s, %s, batch %d x %d x %d accumulated",
             *(training.model, dataset.name, process.world_size, device_name(device), precision.name),
