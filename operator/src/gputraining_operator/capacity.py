@@ -86,7 +86,7 @@ def explain_gpu_shortage(spec: Spec, pending: int, capacity: ClusterCapacity) ->
             "(node selector, taints, cordoned or not ready)"
         )
     used = {node.name: _used(capacity, node.name, resource) for node in matching}
-    free = {node.name: node.allocatable[resource] - used[node.name] for node in matching}
+    free = {node.name: max(0, node.allocatable[resource] - used[node.name]) for node in matching}
     if sum(amount // each for amount in free.values()) >= pending:
         return None
     nodes = ", ".join(f"{n.name} {used[n.name]}/{n.allocatable[resource]} used" for n in matching[:_NAMED_NODES])

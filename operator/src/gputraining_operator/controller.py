@@ -9,6 +9,7 @@ import random
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from typing import TypeVar
 
 from gputraining_operator.api import API_VERSION, FIRST_ATTEMPT, KIND, MANAGER, Json, Phase, Reason
 from gputraining_operator.capacity import ClusterCapacity
@@ -25,6 +26,8 @@ from gputraining_operator.times import format_time
 from gputraining_operator.workqueue import WorkQueue, backoff_seconds
 
 logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 
 @dataclass
@@ -90,9 +93,9 @@ class Controller:
         jobs, jobs_version = await self._cluster.list_jobs()
         pods, pods_version = await self._cluster.list_pods()
         changed = self.store.take_in(
-            Listing([parse_training(body) for body in trainings], trainings_version),
-            Listing([parse_job(body) for body in jobs], jobs_version),
-            Listing([parse_pod(body) for body in pods], pods_version),
+            Listing(_parse_all(parse_training, trainings), trainings_version),
+            Listing(_parse_all(parse_job, jobs), jobs_version),
+            Listing(_parse_all(parse_pod, pods), pods_version),
         )
         for key in changed:
             self.queue.add(key)
@@ -220,6 +223,18 @@ def render_event(training: GpuTraining, event: EventToPost, now: datetime) -> Js
         "reportingComponent": MANAGER,
         "reportingInstance": MANAGER,
     }
+
+
+def _parse_all(parse: Callable[[Json], T], bodies: list[Json]) -> list[T]:
+    """Parse what can be parsed: one odd object must not hide all the others."""
+    parsed = []
+    for body in bodies:
+        try:
+            parsed.append(parse(body))
+        except Exception:
+            meta = body.get("metadata") or {}
+            logger.exception("%s/%s: not understood, left out", meta.get("namespace"), meta.get("name"))
+    return parsed
 
 
 def _classify_create(error: ApiError) -> CreateProblem:

@@ -51,6 +51,12 @@ def classify(job: JobView, pods: Iterable[PodView]) -> Failure:
     return Failure(Reason.JOB_FAILED, _clip(condition.get("message") or "the training-operator reports a failure"))
 
 
+def has_first_cause(pods: Iterable[PodView]) -> bool:
+    """Whether a pod failed by itself, not only because a peer went away: that peer's end may still be on its way."""
+    failed = (pod for pod in pods if pod.failed or _exit_code(pod))
+    return any(_pod_failure(pod).reason != Reason.PEER_LOST for pod in failed)
+
+
 def _pod_failure(pod: PodView) -> Failure:
     if pod.reason == "Evicted" or pod.termination is None:
         return Failure(Reason.EVICTED, f"the pod was evicted or lost: {pod.message or pod.reason or 'no reason given'}")

@@ -120,10 +120,16 @@ class Operator:
 def register(registry: kopf.OperatorRegistry, operator: Operator) -> None:
     """Bind the operator to kopf's registry."""
 
-    @kopf.on.startup(registry=registry)
+    # A failed start ends the process, and the kubelet starts it anew: a second try beside the first one's remains
+    # would find its own port taken.
+    @kopf.on.startup(registry=registry, errors=kopf.ErrorsMode.PERMANENT)
     async def startup(settings: kopf.OperatorSettings, **_: Any) -> None:
         configure(settings)
-        await operator.start()
+        try:
+            await operator.start()
+        except BaseException:
+            await operator.stop()  # kopf does not clean up after a start that failed
+            raise
 
     @kopf.on.cleanup(registry=registry)
     async def cleanup(**_: Any) -> None:

@@ -210,7 +210,8 @@ class _Reader:
         value = self.values[key]
         if not isinstance(value, str) or len(value) > limit:
             raise self._wrong(key, f"a string of at most {limit} characters")
-        return value
+        # JSON can spell half a surrogate pair, which nothing can write again.
+        return value.encode("utf-8", "replace").decode()
 
     def required_text(self, key: str, limit: int) -> str:
         value = self.text(key, limit)

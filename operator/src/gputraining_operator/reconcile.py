@@ -15,7 +15,7 @@ from typing import Final
 from gputraining_operator.api import FIRST_ATTEMPT, TERMINAL_PHASES, Condition, Json, Phase, Reason
 from gputraining_operator.capacity import ClusterCapacity
 from gputraining_operator.events import EventToPost, all_workers, complete_message, started_events, waiting_events
-from gputraining_operator.failures import Failure, classify, final_record
+from gputraining_operator.failures import Failure, classify, final_record, has_first_cause
 from gputraining_operator.observed import JobView, PodView
 from gputraining_operator.progress import ProgressRecord, leading_record
 from gputraining_operator.render import render_job
@@ -85,8 +85,10 @@ def reconcile(observed: Observed, trainer_image: str, now: datetime) -> Plan:
     if training.status.get("phase") in TERMINAL_PHASES:
         return _after_the_end(training, now)
     job = observed.job
+    deadline = _active_deadline(training)
     if job is None:
-        return _without_job(observed, trainer_image, now)
+        late = deadline is not None and now >= deadline
+        return _deadline_exceeded(observed, now) if late else _without_job(observed, trainer_image, now)
     finished = job.succeeded or job.failed
     if finished and not _last_words_known(job, observed.pods) and now < _ended(job, now) + FINAL_RECORD_GRACE:
         return Plan(requeue_after=1)
@@ -94,7 +96,6 @@ def reconcile(observed: Observed, trainer_image: str, now: datetime) -> Plan:
         return _complete(observed, now)
     if job.failed:
         return _failed(observed, classify(job, observed.pods), now)
-    deadline = _active_deadline(training)
     if deadline and now >= deadline:
         return _deadline_exceeded(observed, now)
     until_deadline = max(0.0, (deadline - now).total_seconds()) if deadline else None
@@ -342,7 +343,7 @@ def _final_records(observed: Observed) -> dict[int, ProgressRecord]:
 def _last_words_known(job: JobView, pods: tuple[PodView, ...]) -> bool:
     if job.succeeded:
         return any(pod.rank == 0 and (pod.termination or pod.succeeded) for pod in pods)
-    return any(pod.failed or (pod.termination and pod.termination.exit_code) for pod in pods)
+    return has_first_cause(pods)
 
 
 def _all_workers_run(spec: Spec, pods: tuple[PodView, ...]) -> bool:
@@ -361,7 +362,9 @@ def _start_time(observed: Observed, now: datetime) -> datetime:
     if "startTime" in observed.training.status:
         return parse_time(observed.training.status["startTime"])
     seconds = max((r.duration_seconds or 0 for r in _final_records(observed).values()), default=0)
-    return max(observed.training.created, _ended(observed.job, now) - timedelta(seconds=math.ceil(seconds)))
+    ended = _ended(observed.job, now)
+    most = max(0.0, (ended - observed.training.created).total_seconds())  # pods may claim anything
+    return ended - timedelta(seconds=math.ceil(min(seconds, most)))
 
 
 def _active_deadline(training: GpuTraining) -> datetime | None:

@@ -6,9 +6,8 @@ defaults. What Kubernetes itself defines (env, tolerations, affinity ...) is pas
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from datetime import datetime
-from typing import Any
 
 from gputraining_operator.api import Json
 from gputraining_operator.times import parse_time
@@ -172,9 +171,10 @@ def parse_spec(spec: Json) -> Spec:
 
 
 def _training(training: Json) -> BuiltInTraining:
-    values = _without(training, "dataset")
-    dataset = training.get("dataset") or {}
-    return BuiltInTraining(dataset=Dataset(**dataset), **{_snake(key): value for key, value in values.items()})
+    # A newer CRD may know more than this operator, after a rollback for example: that is no reason to fail.
+    dataset = _known(Dataset, training.get("dataset") or {})
+    values = _known(BuiltInTraining, {key: value for key, value in training.items() if key != "dataset"})
+    return BuiltInTraining(dataset=Dataset(**dataset), **values)
 
 
 def _volume(volume: Json) -> Volume:
@@ -197,9 +197,10 @@ def _volume(volume: Json) -> Volume:
     )
 
 
-def _without(mapping: Json, *keys: str) -> Json:
-    return {key: value for key, value in mapping.items() if key not in keys}
+def _known(kind: type[BuiltInTraining] | type[Dataset], values: Json) -> Json:
+    names = {field.name for field in fields(kind)}
+    return {name: value for key, value in values.items() if (name := _snake(key)) in names}
 
 
-def _snake(name: str) -> Any:
+def _snake(name: str) -> str:
     return "".join(f"_{char.lower()}" if char.isupper() else char for char in name)

@@ -249,6 +249,27 @@ def test_active_deadline_counts_from_running() -> None:
     assert condition(status_of(plan), "Failed") == ("True", Reason.DEADLINE_EXCEEDED)
 
 
+def test_past_its_deadline_a_job_is_not_made_again() -> None:
+    spec = TWO_ON_CPU | {"runPolicy": {"activeDeadlineSeconds": 30}}
+    plan = decide(130, spec=spec, status=RUNNING)
+    assert plan.create is None
+    assert status_of(plan)["phase"] == "Failed"
+
+
+def test_a_lost_peer_alone_is_not_the_last_word() -> None:
+    error = {"type": "PeerLost", "message": "worker 0 went away"}
+    word = json.dumps({"version": 1, "state": "Failed", "time": "2026-11-21T10:00:59Z", "error": error})
+    facts: dict[str, Any] = {"job": job("Failed", ended=at(60)), "pods": (running_pod(0), ended_pod(1, 1, word))}
+    assert decide(61, status=RUNNING, **facts) == Plan(requeue_after=1)
+    assert status_of(decide(71, status=RUNNING, **facts))["message"] == "worker 1: worker 0 went away"
+
+
+def test_a_pod_that_claims_to_have_run_for_ages_ends_all_the_same() -> None:
+    word = LAST_WORD.replace("48", "1e12")
+    status = status_of(decide(62, job=job("Succeeded", ended=at(60)), pods=(ended_pod(0, 0, word),)))
+    assert status["startTime"] == "2026-11-21T10:00:00Z"
+
+
 def test_ttl_deletes_the_training_after_the_end() -> None:
     spec = TWO_ON_CPU | {"runPolicy": {"ttlSecondsAfterFinished": 60}}
     ended = decide(62, spec=spec, job=job("Succeeded", ended=at(60)), pods=(ended_pod(0, 0, LAST_WORD),))

@@ -39,6 +39,11 @@ def test_every_field_of_the_trainer_is_parsed() -> None:
     assert len(vars(parsed.training)) == len(fields)
 
 
+def test_fields_of_a_newer_crd_are_ignored() -> None:
+    newer: Json = {"training": {"newKnob": 1, "dataset": {"name": "mnist", "path": "/data", "shards": 3}}}
+    assert parse_spec(newer) == parse_spec({"training": {"dataset": {"name": "mnist", "path": "/data"}}})
+
+
 def test_metadata() -> None:
     parsed = training(generation=3)
     assert (parsed.generation, parsed.resource_version, parsed.created, parsed.deleting) == (3, 10, at(0), False)
