@@ -160,3 +160,14 @@ def load_crd() -> Json:
     """The CRD as in crds/."""
     crd: Json = yaml.safe_load(CRD_FILE.read_text())
     return crd
+
+
+def is_gone(kube: KubeApi, path: str) -> bool:
+    """Whether an object does not exist any more."""
+    try:
+        kube.request("GET", path)
+    except Refused as answer:
+        if answer.status == 404:
+            return True
+        raise
+    return False

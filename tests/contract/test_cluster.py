@@ -17,7 +17,7 @@ from gputraining_operator.controller import render_event
 from gputraining_operator.events import EventToPost
 from gputraining_operator.render import render_job
 from gputraining_operator.spec import GpuTraining, parse_training
-from tests.contract.kube import NOBODY, KubeApi, Refused, Trainings, training
+from tests.contract.kube import NOBODY, KubeApi, Trainings, is_gone, training
 from tests.unit.operator.builders import at
 
 SPEC: Json = {"command": ["true"], "gpusPerWorker": 0, "scheduling": {"schedulerName": NOBODY}}
@@ -109,14 +109,6 @@ async def test_a_job_is_created_once(cluster: Cluster, stored: GpuTraining, kube
     path = f"/apis/kubeflow.org/v1/namespaces/{stored.namespace}/pytorchjobs/{stored.name}-7"
     kube.wait("the job is gone", lambda: is_gone(kube, path))
     await cluster.delete_job(stored.namespace, f"{stored.name}-7", created["metadata"]["uid"])
-
-
-def is_gone(kube: KubeApi, path: str) -> bool:
-    try:
-        kube.request("GET", path)
-    except Refused as answer:
-        return answer.status == 404
-    return False
 
 
 async def test_an_invalid_job_is_refused_with_a_status_that_means_for_good(

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import yaml
 
-from tests.contract.kube import API_VERSION, EXAMPLES, Json
-from tests.e2e.world import UNTIL_STOPPED, World, conditions, is_gone
+from tests.contract.kube import API_VERSION, EXAMPLES, Json, is_gone
+from tests.e2e.world import UNTIL_STOPPED, World, conditions
 
 DIGITS: Json = {
     "workers": 2,

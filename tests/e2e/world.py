@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 from hack.gotools import tool
-from tests.contract.kube import API_VERSION, KIND, Json, KubeApi, Refused
+from tests.contract.kube import API_VERSION, KIND, Json, KubeApi
 
 OPERATOR_NAMESPACE = "gputraining-system"
 TERMINAL = ("Complete", "Failed")
@@ -123,14 +123,3 @@ class World:
 def conditions(status: Json) -> dict[str, tuple[str, str]]:
     """Status and reason of each condition."""
     return {c["type"]: (c["status"], c["reason"]) for c in status.get("conditions", ())}
-
-
-def is_gone(kube: KubeApi, path: str) -> bool:
-    """Whether an object does not exist any more."""
-    try:
-        kube.request("GET", path)
-    except Refused as answer:
-        if answer.status == 404:
-            return True
-        raise
-    return False
