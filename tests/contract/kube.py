@@ -72,8 +72,9 @@ class KubeApi:
         query: Mapping[str, str] | None = None,
         content_type: str = "application/json",
         accept: str = "application/json",
+        seconds: float = 60,
     ) -> Json:
-        """Sends one request; raises Refused for a status of 400 or more."""
+        """Sends one request; raises Refused for a status of 400 or more. `seconds` is how long an answer may take."""
         parameters = self._client.param_serialize(
             method,
             path,
@@ -82,7 +83,7 @@ class KubeApi:
             body=body,
             auth_settings=["BearerToken"],
         )
-        response = self._client.call_api(*parameters)
+        response = self._client.call_api(*parameters, _request_timeout=seconds)
         response.read()
         if accept == "text/plain" and response.status < 400:
             return {}

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 import yaml
 from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 
 from tests.contract.kube import EXAMPLES, NOBODY, REPOSITORY, Json, Trainings, training
+from tests.contract.valid_specs import SPECS
 
 pytestmark = pytest.mark.cluster
 
@@ -20,7 +20,15 @@ DEFAULTS: Json = {
     "gpusPerWorker": 1,
     "gpuResourceName": "nvidia.com/gpu",
     "sharedMemory": {"sizeLimit": "1Gi"},
-    "monitoring": {"intervalSeconds": 10},
+    "terminationGracePeriodSeconds": 30,
+    "monitoring": {
+        "intervalSeconds": 10,
+        "stalledAfterSeconds": 600,
+        "onStall": "Report",
+        "idleGpuPercent": 10,
+        "idleGpuAfterSeconds": 300,
+    },
+    "runPolicy": {"suspend": False, "backoffLimit": 3},
 }
 TRAINING_DEFAULTS: Json = {
     "model": "smallcnn",
@@ -34,6 +42,7 @@ TRAINING_DEFAULTS: Json = {
     "seed": 0,
     "dataLoaderWorkers": 0,
     "outputPath": "/output",
+    "onOutOfMemory": "Fail",
 }
 
 _label_selector: Json = {
@@ -77,6 +86,7 @@ FULL: Json = {
         "seed": 4294967295,
         "dataLoaderWorkers": 8,
         "outputPath": "/models/run-1",
+        "onOutOfMemory": "ReduceBatchSize",
     },
     "env": [
         {"name": "NCCL_DEBUG", "value": "INFO"},
@@ -98,12 +108,23 @@ FULL: Json = {
     "sharedMemory": {"sizeLimit": "16Gi"},
     "volumes": [
         {"name": "data", "mountPath": "/data", "readOnly": True, "subPath": "sets/v1", "persistentVolumeClaim": "d"},
+        {"name": "ckpt", "mountPath": "/ckpt", "readOnly": False, "persistentVolumeClaim": "team-a.checkpoints"},
         {"name": "code", "mountPath": "/code", "readOnly": False, "configMap": "code"},
         {"name": "keys", "mountPath": "/keys", "readOnly": False, "secret": "keys"},
         {"name": "tmp", "mountPath": "/scratch", "readOnly": False, "emptyDir": {}},
         {"name": "ram", "mountPath": "/ram", "readOnly": False, "emptyDir": {"sizeLimit": "1Gi", "medium": "Memory"}},
     ],
+    "checkpoint": {
+        "volume": "ckpt",
+        "path": "runs/7",
+        "intervalSeconds": 60,
+        "intervalSteps": 500,
+        "retain": 5,
+        "resume": "Required",
+    },
+    "terminationGracePeriodSeconds": 120,
     "scheduling": {
+        "queueName": "research",
         "nodeSelector": {"cloud.google.com/gke-accelerator": "nvidia-l4"},
         "tolerations": [
             {"operator": "Exists"},
@@ -121,8 +142,20 @@ FULL: Json = {
         "priorityClassName": "research",
         "schedulerName": "volcano",
     },
-    "monitoring": {"intervalSeconds": 30},
-    "runPolicy": {"activeDeadlineSeconds": 86400, "ttlSecondsAfterFinished": 0},
+    "monitoring": {
+        "intervalSeconds": 30,
+        "stalledAfterSeconds": 10,
+        "onStall": "Restart",
+        "idleGpuPercent": 0,
+        "idleGpuAfterSeconds": 10,
+    },
+    "runPolicy": {
+        "suspend": True,
+        "backoffLimit": 0,
+        "activeDeadlineSeconds": 86400,
+        "pendingDeadlineSeconds": 3600,
+        "ttlSecondsAfterFinished": 0,
+    },
 }
 
 
@@ -134,6 +167,17 @@ def test_shortest_spec_gets_the_documented_defaults(dry_trainings: Trainings) ->
 def test_defaults_of_a_command(dry_trainings: Trainings) -> None:
     stored = dry_trainings.create(training({"command": ["python3", "train.py"]}))
     assert stored["spec"] == DEFAULTS | {"command": ["python3", "train.py"]}
+
+
+def test_defaults_of_checkpoints(dry_trainings: Trainings) -> None:
+    volumes = [{"name": "out", "mountPath": "/output", "persistentVolumeClaim": "out"}]
+    stored = dry_trainings.create(training({"training": {}, "volumes": volumes, "checkpoint": {"volume": "out"}}))
+    assert stored["spec"]["checkpoint"] == {
+        "volume": "out",
+        "intervalSeconds": 300,
+        "retain": 2,
+        "resume": "IfAvailable",
+    }
 
 
 def test_full_spec_is_stored_as_it_is(dry_trainings: Trainings) -> None:
@@ -219,7 +263,9 @@ def test_readme(dry_trainings: Trainings) -> None:
 
 def test_there_are_examples() -> None:
     assert {file.name for file in EXAMPLES.glob("*.yaml")} >= {
+        "checkpointed.yaml",
         "digits.yaml",
+        "kueue.yaml",
         "mig.yaml",
         "own-script.yaml",
         "resnet-cifar.yaml",
@@ -243,112 +289,8 @@ def _assert_kept(given_value: Any, stored: Any, path: str) -> None:
         assert given_value == stored, path
 
 
-_dns_label = st.from_regex(r"[a-z]([-a-z0-9]{0,20}[a-z0-9])?", fullmatch=True)
-_text = st.text(st.characters(codec="utf-8", exclude_categories=("Cs", "Cc")), max_size=200)
-_word = st.from_regex(r"[A-Za-z0-9]([A-Za-z0-9_.-]{0,20}[A-Za-z0-9])?", fullmatch=True)
-_path = st.lists(st.from_regex(r"[a-z][a-z0-9_-]{0,10}", fullmatch=True), min_size=1, max_size=4).map(
-    lambda parts: "/" + "/".join(parts)
-)
-_decimal = st.one_of(
-    st.decimals(min_value="0.000001", max_value=100, places=6).map(lambda number: f"{number:f}"),
-    st.tuples(st.integers(1, 9), st.integers(0, 20)).map(lambda pair: f"{pair[0]}e-{pair[1]}"),
-)
-_quantity = st.one_of(st.integers(1, 1000), st.from_regex(r"[1-9][0-9]{0,2}(Mi|Gi|k|M|G)", fullmatch=True))
-_dataset = st.one_of(
-    st.fixed_dictionaries({"name": st.sampled_from(["digits", "synthetic"])}),
-    st.fixed_dictionaries({"name": st.just("imagefolder"), "path": _path}),
-    st.fixed_dictionaries(
-        {"name": st.sampled_from(["mnist", "cifar10"]), "path": _path}, optional={"download": st.booleans()}
-    ),
-)
-_trainer = st.fixed_dictionaries(
-    {},
-    optional={
-        "model": st.sampled_from(["smallcnn", "resnet18", "resnet34", "resnet50"]),
-        "dataset": _dataset,
-        "epochs": st.integers(1, 1000000),
-        "batchSize": st.integers(1, 1000000),
-        "learningRate": _decimal,
-        "weightDecay": _decimal,
-        "precision": st.sampled_from(["Auto", "FP32", "FP16", "BF16"]),
-        "gradientAccumulationSteps": st.integers(1, 65536),
-        "seed": st.integers(0, 2**32 - 1),
-        "dataLoaderWorkers": st.integers(0, 64),
-        "outputPath": _path,
-    },
-)
-_program = st.one_of(
-    _trainer.map(lambda trainer: {"training": trainer}),
-    st.fixed_dictionaries(
-        {"command": st.lists(_text, min_size=1, max_size=8)},
-        optional={"args": st.lists(_text, max_size=8), "workingDir": _path},
-    ),
-)
-_env = st.lists(
-    st.one_of(
-        st.fixed_dictionaries({"name": _word.map(lambda word: f"MY_{word}"), "value": _text}),
-        st.fixed_dictionaries(
-            {
-                "name": _word.map(lambda word: f"FROM.{word}"),
-                "valueFrom": st.fixed_dictionaries(
-                    {"secretKeyRef": st.fixed_dictionaries({"name": _dns_label, "key": _word})}
-                ),
-            }
-        ),
-    ),
-    max_size=12,
-    unique_by=lambda variable: str(variable["name"]),
-)
-_volumes = st.lists(
-    st.builds(
-        lambda name, path, source, read_only: {"name": name, "mountPath": path, "readOnly": read_only} | source,
-        _dns_label.filter(lambda name: not name.startswith("gputraining-")),
-        _path.filter(lambda path: not path.startswith("/dev")),
-        st.one_of(
-            _dns_label.map(lambda claim: {"persistentVolumeClaim": claim}),
-            _dns_label.map(lambda name: {"configMap": name}),
-            _quantity.map(lambda size: {"emptyDir": {"sizeLimit": size}}),
-        ),
-        st.booleans(),
-    ),
-    max_size=8,
-    unique_by=(lambda volume: volume["name"], lambda volume: volume["mountPath"]),
-)
-_common = st.fixed_dictionaries(
-    {},
-    optional={
-        "workers": st.integers(1, 512),
-        "gpusPerWorker": st.integers(0, 16),
-        "image": st.from_regex(r"[a-z0-9./:@-]{1,60}", fullmatch=True),
-        "imagePullPolicy": st.sampled_from(["Always", "IfNotPresent", "Never"]),
-        "env": _env,
-        "volumes": _volumes,
-        "resources": st.fixed_dictionaries(
-            {},
-            optional={
-                "requests": st.dictionaries(st.sampled_from(["cpu", "ephemeral-storage"]), st.integers(1, 100)),
-                "limits": st.dictionaries(st.sampled_from(["cpu", "rdma/hca", "hugepages-2Mi"]), st.integers(100, 200)),
-            },
-        ),
-        "sharedMemory": st.fixed_dictionaries({"sizeLimit": _quantity}),
-        "monitoring": st.fixed_dictionaries({"intervalSeconds": st.integers(1, 3600)}),
-        "runPolicy": st.fixed_dictionaries(
-            {},
-            optional={
-                "activeDeadlineSeconds": st.integers(1, 315360000),
-                "ttlSecondsAfterFinished": st.integers(0, 315360000),
-            },
-        ),
-        "scheduling": st.fixed_dictionaries(
-            {}, optional={"nodeSelector": st.dictionaries(_dns_label, _word), "priorityClassName": _dns_label}
-        ),
-    },
-)
-_specs = st.tuples(_common, _program).map(lambda pair: pair[0] | pair[1])
-
-
 @settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
-@given(spec=_specs)
+@given(spec=SPECS)
 def test_any_valid_spec_is_accepted_and_kept(dry_trainings: Trainings, spec: Json) -> None:
     stored = dry_trainings.create(training(copy.deepcopy(spec)))["spec"]
     _assert_kept(spec, stored, "spec")

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 
 from tests.contract.kube import NOBODY, Json, Refused, Trainings, load_crd, training
+from tests.contract.test_crd_accepted import DEFAULTS
 
 pytestmark = pytest.mark.cluster
 
@@ -16,8 +15,12 @@ STORED: Json = {
     "image": "example/trainer:1",
     "training": {"dataset": {"name": "mnist", "path": "/data"}},
     "env": [{"name": "A", "value": "1"}],
-    "volumes": [{"name": "data", "mountPath": "/data", "emptyDir": {}}],
+    "volumes": [
+        {"name": "data", "mountPath": "/data", "emptyDir": {}},
+        {"name": "work", "mountPath": "/work", "persistentVolumeClaim": "work"},
+    ],
     "resources": {"limits": {"cpu": 2}},
+    "checkpoint": {"volume": "work", "intervalSteps": 100},
     "scheduling": {"schedulerName": NOBODY},
 }
 MESSAGE = "is immutable (only monitoring and runPolicy can change): delete the GpuTraining and apply it again"
@@ -56,6 +59,7 @@ CHANGES: list[tuple[str, Json]] = [
     ("spec.training.seed", {"training": {"seed": 1}}),
     ("spec.training.dataLoaderWorkers", {"training": {"dataLoaderWorkers": 1}}),
     ("spec.training.outputPath", {"training": {"outputPath": "/o"}}),
+    ("spec.training.onOutOfMemory", {"training": {"onOutOfMemory": "ReduceBatchSize"}}),
     ("spec.training", {"training": None, "command": ["x"]}),
     ("spec.command", {"training": None, "command": ["x"]}),
     ("spec.env", {"env": []}),
@@ -65,6 +69,15 @@ CHANGES: list[tuple[str, Json]] = [
     ("spec.resources", {"resources": None}),
     ("spec.sharedMemory.sizeLimit", {"sharedMemory": {"sizeLimit": "2Gi"}}),
     ("spec.volumes", {"volumes": None}),
+    ("spec.checkpoint", {"checkpoint": None}),
+    ("spec.checkpoint", {"checkpoint": {"volume": "other"}}),
+    ("spec.checkpoint", {"checkpoint": {"path": "elsewhere"}}),
+    ("spec.checkpoint", {"checkpoint": {"intervalSeconds": 60}}),
+    ("spec.checkpoint", {"checkpoint": {"intervalSteps": None}}),
+    ("spec.checkpoint", {"checkpoint": {"retain": 3}}),
+    ("spec.checkpoint", {"checkpoint": {"resume": "Never"}}),
+    ("spec.terminationGracePeriodSeconds", {"terminationGracePeriodSeconds": 60}),
+    ("spec.scheduling", {"scheduling": {"queueName": "research"}}),
     ("spec.volumes", {"volumes": [{"name": "data", "mountPath": "/data", "emptyDir": {"medium": "Memory"}}]}),
     ("spec.scheduling", {"scheduling": {"nodeSelector": {"a": "b"}}}),
 ]
@@ -88,12 +101,23 @@ def test_immutable_command(stored: Trainings, patch: Json) -> None:
     assert MESSAGE in cause.message
 
 
+def test_checkpoints_cannot_be_added(stored: Trainings) -> None:
+    with pytest.raises(Refused) as refused:
+        stored.merge("c", {"spec": {"checkpoint": {"volume": "v"}}})
+    assert any(cause.field == "spec.checkpoint" and MESSAGE in cause.message for cause in refused.value.causes)
+
+
 @pytest.mark.parametrize(
     "patch",
     [
         {"monitoring": {"intervalSeconds": 1}},
+        {"monitoring": {"stalledAfterSeconds": 60, "onStall": "Restart"}},
+        {"monitoring": {"idleGpuPercent": 0, "idleGpuAfterSeconds": 10}},
         {"monitoring": None},
+        {"runPolicy": {"suspend": True}},
+        {"runPolicy": {"backoffLimit": 0}},
         {"runPolicy": {"activeDeadlineSeconds": 60}},
+        {"runPolicy": {"pendingDeadlineSeconds": 60}},
         {"runPolicy": {"ttlSecondsAfterFinished": 0}},
         {"runPolicy": {}},
     ],
@@ -101,13 +125,12 @@ def test_immutable_command(stored: Trainings, patch: Json) -> None:
 )
 def test_mutable(stored: Trainings, patch: Json) -> None:
     (section,) = patch
-    expected: Any = {"intervalSeconds": 10} if patch[section] is None else patch[section]
-    assert stored.merge("t", {"spec": patch})["spec"][section] == expected
+    assert stored.merge("t", {"spec": patch})["spec"][section] == DEFAULTS[section] | (patch[section] or {})
 
 
-def test_run_policy_can_be_removed(stored: Trainings) -> None:
-    stored.merge("t", {"spec": {"runPolicy": {"activeDeadlineSeconds": 60}}}, store=True)
-    assert "runPolicy" not in stored.merge("t", {"spec": {"runPolicy": None}})["spec"]
+def test_run_policy_goes_back_to_its_defaults(stored: Trainings) -> None:
+    stored.merge("t", {"spec": {"runPolicy": {"activeDeadlineSeconds": 60, "suspend": True}}}, store=True)
+    assert stored.merge("t", {"spec": {"runPolicy": None}})["spec"]["runPolicy"] == DEFAULTS["runPolicy"]
 
 
 def test_metadata_can_change(stored: Trainings) -> None:

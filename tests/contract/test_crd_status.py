@@ -13,6 +13,31 @@ STATUS: Json = {
     "phase": "Running",
     "message": "epoch 13 of 30, loss 0.412, 2,310 samples/s",
     "attempt": 1,
+    "attempts": [
+        {
+            "number": 1,
+            "startTime": "2026-11-21T09:58:00Z",
+            "endTime": "2026-11-21T09:59:00Z",
+            "reason": "OutOfMemory",
+            "message": "worker 1: CUDA out of memory",
+            "exitCode": 137,
+            "worker": 1,
+            "node": "gpu-7",
+            "lastStep": 120,
+            "restoredStep": 100,
+            "countsAgainstBackoffLimit": True,
+            "batchSize": 64,
+            "gradientAccumulationSteps": 1,
+            "gpuSeconds": 120,
+            "energyJoules": 36000,
+        },
+        {"number": 2, "startTime": "2026-11-21T10:00:00Z"},
+    ],
+    "countedFailures": 1,
+    "nextAttemptTime": "2026-11-21T10:00:00Z",
+    "suspendedSeconds": 0,
+    "training": {"batchSize": 32, "gradientAccumulationSteps": 2},
+    "accounting": {"gpuSeconds": 1200, "lostGpuSeconds": 40, "energyJoules": 360000},
     "jobName": "t-1",
     "startTime": "2026-11-21T10:00:04Z",
     "completionTime": "2026-11-21T10:14:06Z",
@@ -30,6 +55,10 @@ STATUS: Json = {
             {"name": "accuracy", "value": "0.871"},
             {"name": "learningRate", "value": "0.0017"},
         ],
+        "restoredStep": 100,
+        "lastCheckpoint": {"step": 1200, "time": "2026-11-21T10:04:30Z"},
+        "checkpointError": "No space left on device",
+        "lastStepTime": "2026-11-21T10:04:58Z",
         "lastUpdateTime": "2026-11-21T10:04:58Z",
     },
     "gpu": {
@@ -41,6 +70,9 @@ STATUS: Json = {
         "memoryTotalBytes": 171798691840,
         "powerWatts": 702,
         "maxTemperatureCelsius": 64,
+        "energyJoules": 240000,
+        "uncorrectedEccErrors": 1,
+        "xids": [79, 48],
         "lastSampleTime": "2026-11-21T10:04:58Z",
         "errors": ["GPU-5d3b: GPU is lost"],
     },
@@ -66,6 +98,11 @@ STATUS: Json = {
         for kind, status, reason in (
             ("Accepted", "True", "Rendered"),
             ("Running", "True", "AllWorkersReady"),
+            ("Suspended", "False", "Resumed"),
+            ("ProgressStalled", "False", "StepsAdvance"),
+            ("GpuUnderutilized", "False", "GpuBusy"),
+            ("GpuUnhealthy", "True", "GpuFault"),
+            ("StragglerDetected", "False", "WorkersInStep"),
             ("Complete", "False", "Training"),
             ("Failed", "False", "Training"),
         )
@@ -88,8 +125,14 @@ def test_status_fields_of_the_schema_are_all_in_the_full_status() -> None:
     """The other direction: no field of the schema that nobody is known to write."""
     schema = load_crd()["spec"]["versions"][0]["schema"]["openAPIV3Schema"]["properties"]["status"]["properties"]
     assert set(schema) == set(STATUS)
-    for section in ("workers", "progress", "gpu", "summary"):
+    for section in ("workers", "progress", "gpu", "training", "accounting", "summary"):
         assert set(schema[section]["properties"]) == set(STATUS[section]), section
+    assert set(schema["attempts"]["items"]["properties"]) == set(STATUS["attempts"][0])
+
+
+@pytest.mark.parametrize("phase", ["Pending", "Running", "Restarting", "Suspended", "Complete", "Failed"])
+def test_phases(stored: Trainings, phase: str) -> None:
+    assert stored.merge_status("t", {"phase": phase})["status"]["phase"] == phase
 
 
 def _row(trainings: Trainings, status: Json) -> dict[str, tuple[object, int]]:
@@ -135,6 +178,13 @@ def test_columns_are_empty_where_nothing_is_known(stored: Trainings) -> None:
     ("status", "field"),
     [
         ({"phase": "Sleeping"}, "status.phase"),
+        ({"attempts": [{"number": 1}]}, "status.attempts[0].startTime"),
+        ({"attempts": [{"number": 1, "startTime": "2026-11-21T10:00:00Z"}] * 2}, "status.attempts[1]"),
+        (
+            {"attempts": [{"number": n, "startTime": "2026-11-21T10:00:00Z"} for n in range(1, 12)]},
+            "status.attempts",
+        ),
+        ({"gpu": {"xids": list(range(17))}}, "status.gpu.xids"),
         ({"progress": {"percent": 101}}, "status.progress.percent"),
         ({"gpu": {"utilizationPercent": 91.5}}, "status.gpu.utilizationPercent"),
         ({"message": "x" * 1025}, "status.message"),

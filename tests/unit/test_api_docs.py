@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import subprocess
 import sys
@@ -11,6 +12,8 @@ from typing import Any
 import pytest
 import yaml
 
+from gputraining_operator.api import Condition, Phase, Reason
+from gputraining_operator.retry import INFRASTRUCTURE, PERMANENT
 from hack import gen_api_docs
 
 CRD = yaml.safe_load(gen_api_docs.CRD_FILE.read_text())
@@ -141,6 +144,27 @@ def test_lists_say_how_they_merge() -> None:
     assert not [
         path for path, node in SPEC + STATUS if node.get("type") == "array" and "x-kubernetes-list-type" not in node
     ]
+
+
+def test_reasons_of_failures_are_listed() -> None:
+    """Every reason that decides what follows a failure, and none that does not exist."""
+    attempt = SCHEMA["properties"]["status"]["properties"]["attempts"]["items"]["properties"]
+    words = set(re.findall(r"\b\w+\b", attempt["reason"]["description"]))
+    known = {value for name, value in vars(Reason).items() if name.isupper()}
+    assert {word for word in words if re.search(r"[a-z][A-Z]", word)} <= known
+    progress = json.loads((gen_api_docs.REPOSITORY / "crds" / "progress.schema.json").read_text())
+    assert PERMANENT | INFRASTRUCTURE | set(progress["properties"]["error"]["properties"]["type"]["enum"]) <= words
+
+
+def test_condition_types_are_listed() -> None:
+    description = SCHEMA["properties"]["status"]["properties"]["conditions"]["description"]
+    types = {value for name, value in vars(Condition).items() if name.isupper()}
+    assert not [kind for kind in types if not re.search(rf"\b{kind}\b", description)]
+
+
+def test_phases_are_listed() -> None:
+    phases = {value for name, value in vars(Phase).items() if name.isupper()}
+    assert set(SCHEMA["properties"]["status"]["properties"]["phase"]["enum"]) == phases
 
 
 def test_rules_have_a_message() -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, fields
 from datetime import datetime
+from typing import Any
 
 from gputraining_operator.api import Json
 from gputraining_operator.times import parse_time
@@ -37,6 +38,27 @@ class BuiltInTraining:
     seed: int = 0
     data_loader_workers: int = 0
     output_path: str = "/output"
+    on_out_of_memory: str = "Fail"
+
+
+@dataclass(frozen=True)
+class BatchPlan:
+    """The batch of one attempt, where it is not the spec's: smaller batches, more of them in a step."""
+
+    batch_size: int
+    gradient_accumulation_steps: int
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """Where and when the trainer writes checkpoints. ``path`` is inside the volume; None is the default path."""
+
+    volume: str
+    path: str | None = None
+    interval_seconds: int = 300
+    interval_steps: int | None = None
+    retain: int = 2
+    resume: str = "IfAvailable"
 
 
 @dataclass(frozen=True)
@@ -70,14 +92,29 @@ class Scheduling:
     affinity: Json | None = None
     priority_class_name: str | None = None
     scheduler_name: str | None = None
+    queue_name: str | None = None
 
 
 @dataclass(frozen=True)
 class RunPolicy:
-    """Limits by the clock, in seconds."""
+    """Suspension, and limits by number and by the clock."""
 
+    suspend: bool = False
+    backoff_limit: int = 3
     active_deadline_seconds: int | None = None
+    pending_deadline_seconds: int | None = None
     ttl_seconds_after_finished: int | None = None
+
+
+@dataclass(frozen=True)
+class Monitoring:
+    """How a training is watched."""
+
+    interval_seconds: int = 10
+    stalled_after_seconds: int = 600
+    on_stall: str = "Report"
+    idle_gpu_percent: int = 10
+    idle_gpu_after_seconds: int = 300
 
 
 @dataclass(frozen=True)
@@ -101,7 +138,9 @@ class Spec:
     volumes: tuple[Volume, ...] = ()
     scheduling: Scheduling = Scheduling()
     run_policy: RunPolicy = RunPolicy()
-    progress_interval_seconds: int = 10
+    monitoring: Monitoring = Monitoring()
+    checkpoint: Checkpoint | None = None
+    termination_grace_period_seconds: int = 30
 
 
 @dataclass(frozen=True)
@@ -138,7 +177,6 @@ def parse_training(body: Json) -> GpuTraining:
 def parse_spec(spec: Json) -> Spec:
     """Parse ``.spec``; absent fields get the CRD's defaults."""
     scheduling = spec.get("scheduling") or {}
-    run_policy = spec.get("runPolicy") or {}
     return Spec(
         workers=spec.get("workers", 1),
         gpus_per_worker=spec.get("gpusPerWorker", 1),
@@ -161,12 +199,12 @@ def parse_spec(spec: Json) -> Spec:
             affinity=scheduling.get("affinity"),
             priority_class_name=scheduling.get("priorityClassName"),
             scheduler_name=scheduling.get("schedulerName"),
+            queue_name=scheduling.get("queueName"),
         ),
-        run_policy=RunPolicy(
-            active_deadline_seconds=run_policy.get("activeDeadlineSeconds"),
-            ttl_seconds_after_finished=run_policy.get("ttlSecondsAfterFinished"),
-        ),
-        progress_interval_seconds=(spec.get("monitoring") or {}).get("intervalSeconds", 10),
+        run_policy=RunPolicy(**_known(RunPolicy, spec.get("runPolicy") or {})),
+        monitoring=Monitoring(**_known(Monitoring, spec.get("monitoring") or {})),
+        checkpoint=Checkpoint(**_known(Checkpoint, spec["checkpoint"])) if spec.get("checkpoint") else None,
+        termination_grace_period_seconds=spec.get("terminationGracePeriodSeconds", 30),
     )
 
 
@@ -197,7 +235,7 @@ def _volume(volume: Json) -> Volume:
     )
 
 
-def _known(kind: type[BuiltInTraining] | type[Dataset], values: Json) -> Json:
+def _known(kind: type[Any], values: Json) -> Json:
     names = {field.name for field in fields(kind)}
     return {name: value for key, value in values.items() if (name := _snake(key)) in names}
 

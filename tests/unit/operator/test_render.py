@@ -10,11 +10,20 @@ import yaml
 
 from gputraining_operator.api import Json
 from gputraining_operator.render import render_job
+from gputraining_operator.spec import BatchPlan
 from tests.unit.operator.builders import TRAINER_IMAGE, training
 
 GOLDEN = Path(__file__).parent / "golden"
 
 SPECS: dict[str, Json] = {
+    "checkpointed-in-a-queue": {
+        "workers": 2,
+        "training": {"model": "resnet18", "dataset": {"name": "synthetic"}, "onOutOfMemory": "ReduceBatchSize"},
+        "volumes": [{"name": "work", "mountPath": "/work", "subPath": "vision", "persistentVolumeClaim": "team"}],
+        "checkpoint": {"volume": "work", "path": "run-7", "intervalSeconds": 60, "intervalSteps": 500, "retain": 3},
+        "terminationGracePeriodSeconds": 120,
+        "scheduling": {"queueName": "research"},
+    },
     "digits-on-cpu": {
         "workers": 2,
         "gpusPerWorker": 0,
@@ -116,7 +125,64 @@ def test_workers_on_cpu_prefer_nodes_of_their_own_unless_told_otherwise() -> Non
 
 def test_own_script_gets_no_trainer_environment() -> None:
     names = {variable["name"] for variable in container({"command": ["true"]})["env"]}
-    assert names == {"GPUTRAINING_NAME", "GPUTRAINING_ATTEMPT", "GPUTRAINING_PROGRESS_PORT"}
+    assert names == {f"GPUTRAINING_{name}" for name in ("UID", "NAME", "ATTEMPT", "PROGRESS_PORT", "GRACE_SECONDS")}
+
+
+def environment(spec: Json, batch: BatchPlan | None = None) -> dict[str, str]:
+    job = render_job(training(spec), 2, TRAINER_IMAGE, batch)
+    pod = job["spec"]["pytorchReplicaSpecs"]["Master"]["template"]["spec"]
+    return {variable["name"]: variable["value"] for variable in pod["containers"][0]["env"]}
+
+
+CLAIM: Json = {"name": "out", "mountPath": "/output", "persistentVolumeClaim": "out"}
+
+
+@pytest.mark.parametrize("program", [{"training": {}}, {"command": ["true"]}], ids=str)
+def test_checkpoint_variables(program: Json) -> None:
+    values = environment(program | {"volumes": [CLAIM], "checkpoint": {"volume": "out"}})
+    assert {name: value for name, value in values.items() if name.startswith("CHECKPOINT_")} == {
+        "CHECKPOINT_PATH": "/output/checkpoints/digits",
+        "CHECKPOINT_INTERVAL_SECONDS": "300",
+        "CHECKPOINT_RETAIN": "2",
+        "CHECKPOINT_RESUME": "IfAvailable",
+    }
+
+
+def test_the_batch_of_an_attempt_replaces_the_specs() -> None:
+    spec: Json = {"training": {"batchSize": 64, "gradientAccumulationSteps": 2}}
+    for batch, expected in ((None, ("64", "2")), (BatchPlan(32, 4), ("32", "4"))):
+        values = environment(spec, batch)
+        assert (values["BATCH_SIZE"], values["GRADIENT_ACCUMULATION_STEPS"]) == expected
+
+
+NOT_READY, UNREACHABLE = "node.kubernetes.io/not-ready", "node.kubernetes.io/unreachable"
+
+
+@pytest.mark.parametrize(
+    ("given", "added"),
+    [
+        ([], [NOT_READY, UNREACHABLE]),
+        ([{"key": "nvidia.com/gpu", "operator": "Exists"}], [NOT_READY, UNREACHABLE]),
+        ([{"operator": "Exists", "effect": "NoSchedule"}], [NOT_READY, UNREACHABLE]),
+        ([{"key": NOT_READY, "operator": "Exists", "effect": "NoExecute", "tolerationSeconds": 600}], [UNREACHABLE]),
+        ([{"key": UNREACHABLE, "operator": "Exists"}], [NOT_READY]),
+        ([{"operator": "Exists"}], []),
+    ],
+    ids=str,
+)
+def test_pods_leave_a_dead_node_after_30_seconds_unless_told_otherwise(given: list[Json], added: list[str]) -> None:
+    job = render_job(training({"training": {}, "scheduling": {"tolerations": given}}), 1, TRAINER_IMAGE)
+    rendered = job["spec"]["pytorchReplicaSpecs"]["Master"]["template"]["spec"].get("tolerations", [])
+    assert rendered[: len(given)] == given
+    assert [(toleration["key"], toleration["tolerationSeconds"]) for toleration in rendered[len(given) :]] == [
+        (key, 30) for key in added
+    ]
+
+
+def test_without_a_queue_nothing_is_suspended() -> None:
+    job = render_job(training(), 1, TRAINER_IMAGE)
+    assert "suspend" not in job["spec"]["runPolicy"]
+    assert "kueue.x-k8s.io/queue-name" not in job["metadata"]["labels"]
 
 
 def test_nothing_of_the_training_operators_own_retry_and_deadline() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
 import yaml
 
 from gputraining_operator.api import Json
@@ -26,7 +27,11 @@ def defaulted(schema: Json, value: Json) -> Json:
 
 
 def test_an_empty_spec_means_the_same_with_and_without_the_api_servers_defaults() -> None:
-    specs: list[Json] = [{"training": {}}, {"command": ["true"]}]
+    specs: list[Json] = [
+        {"training": {}},
+        {"command": ["true"]},
+        {"training": {}, "checkpoint": {"volume": "out"}},
+    ]
     for spec in specs:
         assert parse_spec(spec) == parse_spec(defaulted(SPEC_SCHEMA, spec))
 
@@ -37,6 +42,27 @@ def test_every_field_of_the_trainer_is_parsed() -> None:
     parsed = parse_spec({"training": values | {"dataset": {"name": "mnist", "path": "/data", "download": True}}})
     assert parsed.training is not None
     assert len(vars(parsed.training)) == len(fields)
+
+
+@pytest.mark.parametrize(
+    ("section", "values"),
+    [
+        ("monitoring", {"stalledAfterSeconds": 60, "onStall": "Restart", "idleGpuPercent": 0}),
+        ("runPolicy", {"suspend": True, "backoffLimit": 0, "pendingDeadlineSeconds": 9}),
+        ("checkpoint", {"volume": "out", "path": "run", "intervalSteps": 7, "resume": "Never"}),
+    ],
+)
+def test_every_field_of_a_section_is_parsed(section: str, values: Json) -> None:
+    parsed = parse_spec({"training": {}, section: values})
+    part = {"monitoring": parsed.monitoring, "runPolicy": parsed.run_policy, "checkpoint": parsed.checkpoint}[section]
+    found = {camel(name): value for name, value in vars(part).items()}
+    assert set(found) == set(SPEC_SCHEMA["properties"][section]["properties"])
+    assert found | values == found
+
+
+def camel(name: str) -> str:
+    first, *rest = name.split("_")
+    return first + "".join(part.capitalize() for part in rest)
 
 
 def test_fields_of_a_newer_crd_are_ignored() -> None:
