@@ -17,7 +17,7 @@ from hypothesis.stateful import invariant
 from gputraining_operator.progress import parse_record
 from gputraining_operator.status import gpu_status, progress_status, summary
 from hack.gen_api_docs import CRD_FILE
-from tests.unit.operator.test_reconcile_properties import AnySequence
+from tests.unit.operator.test_reconcile_properties import COURSES, AnyCourse
 
 Json = dict[str, Any]
 
@@ -41,8 +41,8 @@ STATUS = _strict(
 VALIDATOR = jsonschema.Draft202012Validator(STATUS, format_checker=jsonschema.FormatChecker())
 
 
-class StatusFits(AnySequence):
-    """Every status of every sequence of observations."""
+class StatusFits(AnyCourse):
+    """Every status of every course of events."""
 
     @invariant()
     def status_fits(self) -> None:
@@ -51,6 +51,7 @@ class StatusFits(AnySequence):
 
 
 TestStatusFits = StatusFits.TestCase
+TestStatusFits.settings = COURSES
 
 _time = st.just("2026-11-21T10:00:00Z")
 _gpu = st.fixed_dictionaries(
@@ -62,6 +63,9 @@ _gpu = st.fixed_dictionaries(
         "memoryTotalBytes": st.integers(0, 2**53 - 1),
         "powerWatts": st.floats(0, 1e15),
         "temperatureCelsius": st.floats(-100, 300),
+        "energyJoules": st.floats(0, 1e15),
+        "uncorrectedEccErrors": st.integers(0, 2**53 - 1),
+        "xid": st.integers(0, 2**53 - 1),
         "time": _time,
         "error": st.text(max_size=256),
     },
@@ -73,6 +77,10 @@ _record = st.fixed_dictionaries(
         "totalEpochs": st.integers(1, 2**53 - 1),
         "step": st.integers(0, 2**53 - 1),
         "totalSteps": st.integers(1, 2**53 - 1),
+        "restoredStep": st.integers(0, 2**53 - 1),
+        "checkpoint": st.fixed_dictionaries(
+            {}, optional={"step": st.integers(0, 2**53 - 1), "time": _time, "error": st.text(max_size=512)}
+        ),
         "estimatedRemainingSeconds": st.floats(0, 1e15),
         "samplesPerSecond": st.floats(0, 1e15),
         "metrics": st.dictionaries(

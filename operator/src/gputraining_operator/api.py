@@ -27,8 +27,6 @@ MANAGER: Final = "gputraining-operator"
 LABEL_REPLICA_TYPE: Final = "training.kubeflow.org/replica-type"
 LABEL_REPLICA_INDEX: Final = "training.kubeflow.org/replica-index"
 
-FIRST_ATTEMPT: Final = 1
-
 CONTAINER: Final = "pytorch"
 """The training-operator finds its container by this name."""
 
@@ -41,6 +39,8 @@ class Phase:
 
     PENDING: Final = "Pending"
     RUNNING: Final = "Running"
+    RESTARTING: Final = "Restarting"
+    SUSPENDED: Final = "Suspended"
     COMPLETE: Final = "Complete"
     FAILED: Final = "Failed"
 
@@ -53,6 +53,11 @@ class Condition:
 
     ACCEPTED: Final = "Accepted"
     RUNNING: Final = "Running"
+    SUSPENDED: Final = "Suspended"
+    PROGRESS_STALLED: Final = "ProgressStalled"
+    GPU_UNDERUTILIZED: Final = "GpuUnderutilized"
+    GPU_UNHEALTHY: Final = "GpuUnhealthy"
+    STRAGGLER_DETECTED: Final = "StragglerDetected"
     COMPLETE: Final = "Complete"
     FAILED: Final = "Failed"
 
@@ -76,9 +81,17 @@ class Reason:
     INSUFFICIENT_GPUS: Final = "InsufficientGpus"
     IMAGE_PULL_FAILED: Final = "ImagePullFailed"
     CONTAINER_CONFIG_ERROR: Final = "ContainerConfigError"
+    VOLUME_FAILED: Final = "VolumeFailed"
     STARTING_CONTAINERS: Final = "StartingContainers"
     WAITING_FOR_MASTER: Final = "WaitingForMaster"
-    SUSPENDED: Final = "JobSuspended"
+    QUEUED: Final = "Queued"
+    SUSPENDED: Final = "Suspended"
+    SUSPENDING: Final = "Suspending"
+    RESUMED: Final = "Resumed"
+    WORKER_ENDING: Final = "WorkerEnding"
+    AWAITING_VERDICT: Final = "AwaitingVerdict"
+    FORMER_ATTEMPT_LEAVING: Final = "FormerAttemptLeaving"
+    BACKING_OFF: Final = "BackingOff"
     FINISHED: Final = "Finished"
 
     # Running = True
@@ -87,19 +100,40 @@ class Reason:
     # Complete
     TRAINING_SUCCEEDED: Final = "TrainingSucceeded"
 
-    # Failed; the first six are the error types of the progress contract
+    # ProgressStalled, GpuUnderutilized, GpuUnhealthy, StragglerDetected
+    NO_STEP_ADVANCES: Final = "NoStepAdvances"
+    STEPS_ADVANCE: Final = "StepsAdvance"
+    GPU_IDLE: Final = "GpuIdle"
+    GPU_BUSY: Final = "GpuBusy"
+    GPU_FAULT: Final = "GpuFault"
+    GPU_HEALTHY: Final = "GpuHealthy"
+    WORKER_SLOW: Final = "WorkerSlow"
+    WORKERS_IN_STEP: Final = "WorkersInStep"
+
+    # Failed, and the end of an attempt; the first eight are the error types of the progress contract
     INVALID_CONFIG: Final = "InvalidConfig"
     DATASET_NOT_FOUND: Final = "DatasetNotFound"
     OUT_OF_MEMORY: Final = "OutOfMemory"
     NON_FINITE_LOSS: Final = "NonFiniteLoss"
     PEER_LOST: Final = "PeerLost"
     USER_CODE_ERROR: Final = "UserCodeError"
+    CHECKPOINT_NOT_FOUND: Final = "CheckpointNotFound"
+    NCCL_ERROR: Final = "NcclError"
+    KILLED: Final = "Killed"
+    PREEMPTED: Final = "Preempted"
     EVICTED: Final = "Evicted"
+    NODE_LOST: Final = "NodeLost"
+    POD_DELETED: Final = "PodDeleted"
+    JOB_DELETED: Final = "JobDeleted"
     JOB_FAILED: Final = "JobFailed"
+    STALLED: Final = "Stalled"
     DEADLINE_EXCEEDED: Final = "DeadlineExceeded"
+    PENDING_DEADLINE_EXCEEDED: Final = "PendingDeadlineExceeded"
 
     # Events that are not condition reasons
     ATTEMPT_STARTED: Final = "AttemptStarted"
     RUNNING: Final = "Running"
     COMPLETE: Final = "Complete"
     NO_OUTPUT_VOLUME: Final = "NoOutputVolume"
+    CHECKPOINT_FAILED: Final = "CheckpointFailed"
+    RESTORED: Final = "Restored"

@@ -11,15 +11,17 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import TypeVar
 
-from gputraining_operator.api import API_VERSION, FIRST_ATTEMPT, KIND, MANAGER, Json, Phase, Reason
+from gputraining_operator.api import API_VERSION, KIND, MANAGER, Json, Phase, Reason
+from gputraining_operator.attempts import FormerJob, current_number
 from gputraining_operator.capacity import ClusterCapacity
 from gputraining_operator.cluster import ApiError, Cluster
+from gputraining_operator.decision import CreateProblem, Observed, Plan
 from gputraining_operator.events import EventToPost
+from gputraining_operator.health import Health
 from gputraining_operator.metrics import Metrics
 from gputraining_operator.observed import parse_job, parse_pod
 from gputraining_operator.progress import ProgressRecord
-from gputraining_operator.reconcile import CreateProblem, Observed, Plan, reconcile
-from gputraining_operator.render import job_name
+from gputraining_operator.reconcile import reconcile
 from gputraining_operator.spec import GpuTraining, parse_training
 from gputraining_operator.store import Key, Listing, Store
 from gputraining_operator.times import format_time
@@ -32,12 +34,25 @@ T = TypeVar("T")
 
 @dataclass
 class Findings:
-    """What was found out about one training beyond the watches. Lost at a restart, and then found out anew."""
+    """What was found out about one training beyond the watches. Lost at a restart, and then found out anew.
 
+    All but ``create_problem`` is about the job ``job_uid``.
+    """
+
+    job_uid: str | None = None
     records: dict[int, ProgressRecord] = field(default_factory=dict)
+    health: Health = field(default_factory=Health)
     pull_problem: str | None = None
     create_problem: CreateProblem | None = None
     job_warning: str | None = None
+    pod_warning: str | None = None
+
+    def about(self, job_uid: str | None) -> Findings:
+        """Itself, if it is about this job; else it begins anew."""
+        if job_uid is not None and job_uid != self.job_uid:
+            self.job_uid, self.records, self.health = job_uid, {}, Health()
+            self.pull_problem = self.job_warning = self.pod_warning = None
+        return self
 
 
 class Controller:
@@ -70,17 +85,24 @@ class Controller:
         training = self.store.training(key)
         if training is None:
             return None
-        job = self.store.job(key, job_name(training.name, FIRST_ATTEMPT))
-        found = self.findings(training)
+        number = current_number(training.status)
+        jobs = self.store.jobs(key)
+        # Of two jobs of one attempt the one that is there counts, not the one that somebody deleted before.
+        current = sorted((job for job in jobs if job.attempt == number), key=lambda job: not job.gone)
+        job = current[-1] if current else None
+        found = self.findings(training).about(job.uid if job else None)
         return Observed(
             training=training,
             job=job,
             pods=self.store.pods(key, job),
-            records=dict(found.records),
+            former=tuple(FormerJob(old, self.store.pods(key, old)) for old in jobs if old.attempt < number),
+            records=dict(found.records) if job else {},
+            health=found.health,
             pull_problem=found.pull_problem,
             create_problem=found.create_problem,
             capacity=self.capacity,
             job_warning=found.job_warning,
+            pod_warning=found.pod_warning,
         )
 
     async def resync(self) -> None:
@@ -159,7 +181,7 @@ class Controller:
                 found.create_problem = _name_taken(job.name, leaving=job.deleting)
                 return error
         found.create_problem = None
-        found.records.clear()  # of a former job, if there was one
+        self._metrics.attempts.inc()
         self.store.put_job(job)
         return None
 
@@ -169,25 +191,33 @@ class Controller:
             await self._cluster.delete_training(training.namespace, training.name, training.uid)
             logger.info("%s/%s: deleted, its time after the end is over", training.namespace, training.name)
             return
-        if plan.delete_job and observed.job:
-            await self._cluster.delete_job(observed.job.namespace, observed.job.name, observed.job.uid)
-        if plan.status is None:
+        if plan.status is not None and not await self._write_status(training, plan):
             return
+        for job in plan.delete_jobs:
+            await self._cluster.delete_job(job.namespace, job.name, job.uid, foreground=True)
+            logger.info("%s/%s: PyTorchJob %s deleted", training.namespace, training.name, job.name)
+        for event in plan.events:
+            await self._post(training, event)
+
+    async def _write_status(self, training: GpuTraining, plan: Plan) -> bool:
+        """Write the status that was decided; tells whether the training still exists."""
+        assert plan.status is not None
         try:
             version = training.resource_version
             body = await self._cluster.apply_status(training.namespace, training.name, version, plan.status)
         except ApiError as error:
             if error.status == 404:
                 self.store.drop_training((training.namespace, training.name), training.uid)
-                return
+                return False
             raise
         self.store.put_training(parse_training(body))
         self._metrics.status_writes.inc()
+        if plan.failed_attempt is not None:
+            self._metrics.attempt_failures.labels(plan.failed_attempt).inc()
         if plan.status["phase"] == Phase.FAILED:
             reason = next(c["reason"] for c in plan.status["conditions"] if c["type"] == "Failed")
             self._metrics.failures.labels(reason).inc()
-        for event in plan.events:
-            await self._post(training, event)
+        return True
 
     async def _post(self, training: GpuTraining, event: EventToPost) -> None:
         logger.info("%s/%s: %s: %s", training.namespace, training.name, event.reason, event.message)

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from gputraining_operator.api import FIRST_ATTEMPT, Condition, Json, Reason
-from gputraining_operator.render import job_name
+from gputraining_operator.api import Condition, Json, Reason
+from gputraining_operator.observed import JobView
 from gputraining_operator.spec import GpuTraining, Spec
 from gputraining_operator.status import find_condition, grouped, metric, output_is_lasting
 from gputraining_operator.times import format_duration
@@ -22,16 +22,17 @@ class EventToPost:
     message: str
 
 
-def started_events(training: GpuTraining) -> tuple[EventToPost, ...]:
+def started_events(training: GpuTraining, job: JobView | None) -> tuple[EventToPost, ...]:
     """Events for an attempt that exists but is not in the status yet; none later."""
-    if training.status.get("attempt") is not None:
+    if job is None or training.status.get("attempt") == job.attempt:
         return ()
     spec = training.spec
     devices = f" × {spec.gpus_per_worker} {spec.gpu_resource_name}" if spec.gpus_per_worker else " on CPU"
     count = "1 worker" if spec.workers == 1 else f"{spec.workers} workers"
-    attempt = job_name(training.name, FIRST_ATTEMPT)
-    started = EventToPost("Normal", Reason.ATTEMPT_STARTED, f"attempt 1: {count}{devices}, PyTorchJob {attempt}")
-    if output_is_lasting(spec) or spec.training is None:
+    started = EventToPost(
+        "Normal", Reason.ATTEMPT_STARTED, f"attempt {job.attempt}: {count}{devices}, PyTorchJob {job.name}"
+    )
+    if output_is_lasting(spec) or spec.training is None or job.attempt > 1:
         return (started,)
     path = spec.training.output_path
     text = f"no PersistentVolumeClaim is mounted at {path}: the trained model will be gone with the pod"
@@ -44,6 +45,28 @@ def waiting_events(training: GpuTraining, waiting: Waiting) -> tuple[EventToPost
     if waiting.reason not in NEEDS_ACTION or (before and before["reason"] == waiting.reason):
         return ()
     return (EventToPost("Warning", waiting.reason, waiting.message),)
+
+
+def restored_events(status: Json, job: JobView, progress: Json | None) -> tuple[EventToPost, ...]:
+    """Where a new attempt continues, and what was lost: told once, when it is first known."""
+    restored = (progress or {}).get("restoredStep")
+    attempts = {attempt["number"]: attempt for attempt in status.get("attempts") or ()}
+    if restored is None or attempts.get(job.attempt, {}).get("restoredStep") == restored:
+        return ()
+    text = f"attempt {job.attempt} continues at step {grouped(restored)}"
+    before = max((a["lastStep"] for n, a in attempts.items() if n < job.attempt and "lastStep" in a), default=None)
+    if before is not None:
+        lost = max(0, before - restored)
+        text += f" ({grouped(lost)} {'step' if lost == 1 else 'steps'} lost)"
+    return (EventToPost("Normal", Reason.RESTORED, text),)
+
+
+def checkpoint_events(old: Json | None, progress: Json | None) -> tuple[EventToPost, ...]:
+    """A warning when checkpoints can no longer be written, once per cause."""
+    error = (progress or {}).get("checkpointError")
+    if error is None or error == (old or {}).get("checkpointError"):
+        return ()
+    return (EventToPost("Warning", Reason.CHECKPOINT_FAILED, f"no checkpoint could be written: {error}"),)
 
 
 def all_workers(spec: Spec) -> str:

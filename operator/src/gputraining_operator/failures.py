@@ -1,9 +1,11 @@
-"""Why a training failed: container state, exit code and the trainer's last word -> one reason and one line."""
+"""Why a training failed: container state, exit code, pod conditions and the trainer's last word -> one reason and one
+line."""
 
 from __future__ import annotations
 
+import re
 import signal
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Final
@@ -12,11 +14,33 @@ from gputraining_operator.api import Reason
 from gputraining_operator.observed import JobView, PodView
 from gputraining_operator.progress import ProgressError, ProgressRecord, parse_record
 
+EXIT_PREEMPTED: Final = 75
+"""The trainer's exit code after SIGTERM and an agreed checkpoint (EX_TEMPFAIL: try again)."""
+
 _MAX_MESSAGE: Final = 1024
-# What follows from another's failure, the further from the cause the higher: pods are deleted when the job has failed,
-# and the peers of a pod that went away fail in turn.
-_AFTERMATH: Final = {Reason.EVICTED: 1, Reason.PEER_LOST: 2}
+# What follows from another's failure, the further from the cause the higher: when one worker fails the pods of the
+# others are deleted, a worker that is told to stop takes the others with it, and peers of one that vanished fail.
+_AFTERMATH: Final = {Reason.POD_DELETED: 1, Reason.PREEMPTED: 2, Reason.PEER_LOST: 3}
+_FIRST_CAUSE: Final = 1
 _LATEST: Final = datetime.max.replace(tzinfo=UTC)
+
+# Reasons of the pod condition DisruptionTarget, and of the pod itself when its kubelet ended or refused it.
+_DISRUPTIONS: Final = {
+    "PreemptionByScheduler": (Reason.PREEMPTED, "pushed off by a pod of higher priority"),
+    "EvictionByEvictionAPI": (Reason.EVICTED, "evicted, for example by kubectl drain or the cluster autoscaler"),
+    "DeletionByTaintManager": (Reason.NODE_LOST, "its node went away (not ready, unreachable or tainted)"),
+    "DeletionByPodGC": (Reason.NODE_LOST, "its node is gone"),
+    "TerminationByKubelet": (Reason.EVICTED, "ended by its node (shutdown, or short of memory or disk)"),
+}
+_POD_REASONS: Final = {
+    "Evicted": (Reason.EVICTED, "evicted by its node"),
+    "NodeShutdown": (Reason.NODE_LOST, "its node was shut down"),
+    "Shutdown": (Reason.NODE_LOST, "its node was shut down"),
+    "Terminated": (Reason.NODE_LOST, "its node was shut down"),
+    "NodeLost": (Reason.NODE_LOST, "its node does not answer"),
+    "Preempting": (Reason.PREEMPTED, "pushed off by a pod of higher priority"),
+}
+_EXCEPTION: Final = re.compile(r"[A-Za-z_][\w.]*(Error|Exception|Interrupt|Exit|Warning|Iteration)\b.*")
 
 
 @dataclass(frozen=True)
@@ -25,6 +49,10 @@ class Failure:
 
     reason: str
     message: str
+    worker: int | None = None
+    node: str | None = None
+    exit_code: int | None = None
+    aftermath: int = 0
 
 
 def final_record(pod: PodView) -> ProgressRecord | None:
@@ -37,52 +65,131 @@ def final_record(pod: PodView) -> ProgressRecord | None:
         return None
 
 
+def has_failed(pod: PodView) -> bool:
+    """Whether the pod ended otherwise than well. One that was deleted before it ended has failed, too."""
+    return pod.failed or bool(_exit_code(pod)) or (pod.gone and not pod.succeeded and pod.termination is None)
+
+
 def classify(job: JobView, pods: Iterable[PodView]) -> Failure:
     """Find the first cause among the failed pods of a job.
 
-    A worker that died because another went away (PeerLost) is a consequence, so it only counts when nobody else failed;
-    among the others the one that ended first is the cause.
+    A worker that died because another went away is a consequence, so it only counts when nobody else failed; among the
+    others the one that ended first is the cause.
     """
-    failed = [(pod, _pod_failure(pod)) for pod in pods if pod.failed or _exit_code(pod)]
+    failed = [(pod, _pod_failure(pod)) for pod in pods if has_failed(pod)]
     if failed:
-        pod, failure = min(failed, key=lambda item: (_AFTERMATH.get(item[1].reason, 0), _end(item[0]), item[0].rank))
-        return Failure(failure.reason, _clip(f"worker {pod.rank}: {failure.message}"))
-    condition = job.condition("Failed") or {}
-    return Failure(Reason.JOB_FAILED, _clip(condition.get("message") or "the training-operator reports a failure"))
+        _, failure = min(failed, key=lambda item: (item[1].aftermath, _end(item[0]), item[0].rank))
+        if failure.aftermath and (job.gone or job.deleting):
+            return Failure(Reason.JOB_DELETED, f"the PyTorchJob {job.name} was deleted")
+        return failure
+    condition = job.condition("Failed")
+    if condition is None and (job.gone or job.deleting):
+        return Failure(Reason.JOB_DELETED, f"the PyTorchJob {job.name} was deleted")
+    return Failure(Reason.JOB_FAILED, _clip((condition or {}).get("message") or "the training-operator gave it up"))
 
 
 def has_first_cause(pods: Iterable[PodView]) -> bool:
-    """Whether a pod failed by itself, not only because a peer went away: that peer's end may still be on its way."""
-    failed = (pod for pod in pods if pod.failed or _exit_code(pod))
-    return any(_pod_failure(pod).reason != Reason.PEER_LOST for pod in failed)
+    """Whether a pod failed by itself, not only in consequence: the end of the one that caused it may be on its way."""
+    return any(_pod_failure(pod).aftermath <= _FIRST_CAUSE for pod in pods if has_failed(pod))
+
+
+def lost_worker(pod: PodView) -> Failure:
+    """The failure that a pod means which should long be gone but whose node does not answer."""
+    reason, text = _taken_away(pod) or (Reason.NODE_LOST, "its node does not answer")
+    reason = Reason.NODE_LOST if reason == Reason.POD_DELETED else reason
+    return Failure(reason, f"worker {pod.rank} on node {pod.node}: {text}", pod.rank, pod.node)
+
+
+def ending_text(pods: Sequence[PodView]) -> str:
+    """What happens to workers that are being taken away right now."""
+    pod = pods[0]
+    _, text = _taken_away(pod) or ("", "its pod is being deleted")
+    others = f" (and {len(pods) - 1} more)" if len(pods) > 1 else ""
+    return f"worker {pod.rank} on node {pod.node} stops{others}: {text}"
 
 
 def _pod_failure(pod: PodView) -> Failure:
-    if pod.reason == "Evicted" or pod.termination is None:
-        return Failure(Reason.EVICTED, f"the pod was evicted or lost: {pod.message or pod.reason or 'no reason given'}")
-    if pod.termination.reason == "OOMKilled":
-        return Failure(
+    reason, text = _reason(pod)
+    where = f" on node {pod.node}" if reason in (Reason.NODE_LOST, Reason.EVICTED, Reason.PREEMPTED) else ""
+    return Failure(
+        reason,
+        _clip(f"worker {pod.rank}{where}: {text}"),
+        pod.rank,
+        pod.node,
+        pod.termination.exit_code if pod.termination else None,
+        # Being preempted is a cause where the pod says who did it, else the consequence of a peer's being stopped.
+        0 if reason == Reason.PREEMPTED and _taken_away(pod) else _AFTERMATH.get(reason, 0),
+    )
+
+
+def _reason(pod: PodView) -> tuple[str, str]:
+    code, record = _exit_code(pod), final_record(pod)
+    if pod.termination is not None and pod.termination.reason == "OOMKilled":
+        return (
             Reason.OUT_OF_MEMORY,
             "killed for using more memory than its limit (data in /dev/shm counts too); "
             "raise resources.limits.memory or lower batchSize",
         )
-    record = final_record(pod)
-    if record and record.error:
-        return Failure(record.error.type, record.error.message)
-    if pod.deleting:
-        return Failure(Reason.EVICTED, f"its pod was deleted or evicted from node {pod.node}")
-    return Failure(Reason.USER_CODE_ERROR, _exit_text(pod.termination.exit_code, pod.termination.message))
+    own_error = record.error if record is not None else None
+    if own_error is not None and own_error.type != Reason.PEER_LOST:
+        return own_error.type, own_error.message
+    taken_away = _taken_away(pod)
+    if taken_away is not None:
+        return taken_away
+    if own_error is not None:
+        return own_error.type, own_error.message
+    log = pod.termination.message if pod.termination else ""
+    if code == EXIT_PREEMPTED:
+        return Reason.PREEMPTED, "stopped with a checkpoint, since it or another worker was told to end"
+    if code == 128 + signal.SIGABRT and "NCCL" in log:
+        return Reason.PEER_LOST, "aborted by NCCL's watchdog: another worker went away or hangs"
+    if code in (128 + signal.SIGKILL, 128 + signal.SIGTERM):
+        name = signal.Signals(code - 128).name
+        return Reason.KILLED, f"ended by {name} (exit code {code}), not for its memory limit: by somebody on its node"
+    if pod.termination is None:
+        return Reason.EVICTED, f"refused or lost by its node: {pod.message or pod.reason or 'no reason given'}"
+    return Reason.USER_CODE_ERROR, _exit_text(code, log)
+
+
+def _taken_away(pod: PodView) -> tuple[str, str] | None:
+    """Reason and words when Kubernetes or a person removed the pod; None when it ended by itself."""
+    if pod.disruption is not None and pod.disruption.reason in _DISRUPTIONS:
+        reason, text = _DISRUPTIONS[pod.disruption.reason]
+        if pod.reason in _POD_REASONS:
+            reason, text = _POD_REASONS[pod.reason]
+        return reason, _with_detail(text, pod.message or pod.disruption.message)
+    if pod.reason in _POD_REASONS:
+        reason, text = _POD_REASONS[pod.reason]
+        return reason, _with_detail(text, pod.message)
+    if pod.deleting or pod.gone:
+        return Reason.POD_DELETED, f"its pod on node {pod.node} was deleted" if pod.node else "its pod was deleted"
+    return None
+
+
+def _with_detail(text: str, detail: str) -> str:
+    return f"{text}: {detail}" if detail else text
 
 
 def _exit_text(code: int, log: str) -> str:
-    lines = [line.strip() for line in log.splitlines() if line.strip()]
-    last = f": {lines[-1]}" if lines else ""
+    cause = _last_cause(log)
+    detail = f": {cause}" if cause else ""
     if code > 128:
         try:
-            return f"ended by {signal.Signals(code - 128).name} (exit code {code}){last}"
+            return f"ended by {signal.Signals(code - 128).name} (exit code {code}){detail}"
         except ValueError:
             pass
-    return f"ended with exit code {code}{last}"
+    return f"ended with exit code {code}{detail}"
+
+
+def _last_cause(log: str) -> str:
+    """The line of a log's end that says why: the exception of the last traceback, else the last line."""
+    lines = [line.strip() for line in log.splitlines() if line.strip()]
+    starts = [i for i, line in enumerate(lines) if line.startswith("Traceback (most recent call last)")]
+    if starts:
+        raised = (line for line in lines[starts[-1] :] if _EXCEPTION.fullmatch(line))
+        if (line := next(raised, None)) is not None:
+            return line
+    return lines[-1] if lines else ""
 
 
 def _exit_code(pod: PodView) -> int:

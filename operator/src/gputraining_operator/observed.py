@@ -8,13 +8,20 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from datetime import datetime
 
-from gputraining_operator.api import CONTAINER, LABEL_NAME, LABEL_REPLICA_INDEX, LABEL_REPLICA_TYPE, Json
+from gputraining_operator.api import (
+    CONTAINER,
+    LABEL_ATTEMPT,
+    LABEL_NAME,
+    LABEL_REPLICA_INDEX,
+    LABEL_REPLICA_TYPE,
+    Json,
+)
 from gputraining_operator.times import parse_time
 
 
 @dataclass(frozen=True)
 class JobView:
-    """A PyTorchJob."""
+    """A PyTorchJob. ``gone``: it is deleted, and this is how it was seen last."""
 
     namespace: str
     name: str
@@ -24,7 +31,10 @@ class JobView:
     training_name: str
     created: datetime
     deleting: bool
+    attempt: int = 1
+    suspended: bool = False
     conditions: dict[str, Json] = field(default_factory=dict)
+    gone: bool = False
 
     def condition(self, kind: str) -> Json | None:
         """The condition of this type if it is True."""
@@ -41,6 +51,19 @@ class JobView:
         """Whether the training-operator has given the job up."""
         return self.condition("Failed") is not None
 
+    @property
+    def finished(self) -> bool:
+        """Whether the training-operator has given its verdict."""
+        return self.succeeded or self.failed
+
+
+@dataclass(frozen=True)
+class Disruption:
+    """Why Kubernetes took a pod away (its condition DisruptionTarget)."""
+
+    reason: str
+    message: str
+
 
 @dataclass(frozen=True)
 class Termination:
@@ -54,7 +77,10 @@ class Termination:
 
 @dataclass(frozen=True)
 class PodView:
-    """A pod of a training."""
+    """A pod of a training. ``gone``: it is deleted, and this is how it was seen last.
+
+    ``deletion_time`` is the moment by which a pod that is being deleted has to be gone: its grace is over then.
+    """
 
     namespace: str
     name: str
@@ -77,11 +103,20 @@ class PodView:
     waiting_message: str = ""
     image: str = ""
     termination: Termination | None = None
+    scheduled: datetime | None = None
+    deletion_time: datetime | None = None
+    disruption: Disruption | None = None
+    gone: bool = False
 
     @property
     def running(self) -> bool:
         """Whether the training container runs now."""
-        return self.phase == "Running" and self.started is not None and self.termination is None
+        return self.phase == "Running" and self.started is not None and self.termination is None and not self.gone
+
+    @property
+    def over(self) -> bool:
+        """Whether the training container will never run again."""
+        return self.gone or self.termination is not None or self.phase in ("Succeeded", "Failed")
 
     @property
     def succeeded(self) -> bool:
@@ -107,6 +142,8 @@ def parse_job(body: Json) -> JobView:
         training_name=(meta.get("labels") or {}).get(LABEL_NAME, ""),
         created=parse_time(meta["creationTimestamp"]),
         deleting="deletionTimestamp" in meta,
+        attempt=_number((meta.get("labels") or {}).get(LABEL_ATTEMPT, "")) or 1,
+        suspended=bool(((body.get("spec") or {}).get("runPolicy") or {}).get("suspend")),
         conditions={condition["type"]: condition for condition in conditions},
     )
 
@@ -115,6 +152,7 @@ def parse_pod(body: Json) -> PodView:
     """Parse a pod as the API server gives it."""
     meta, spec, status = body["metadata"], body.get("spec") or {}, body.get("status") or {}
     labels = meta.get("labels") or {}
+    conditions = {condition["type"]: condition for condition in status.get("conditions") or ()}
     main = _container_status(status.get("containerStatuses"))
     init = [_waiting(s) for s in status.get("initContainerStatuses") or ()]
     state = main.get("state") or {}
@@ -135,13 +173,16 @@ def parse_pod(body: Json) -> PodView:
         node=spec.get("nodeName"),
         reason=status.get("reason", ""),
         message=status.get("message", ""),
-        unschedulable=_unschedulable(status.get("conditions") or ()),
+        unschedulable=_unschedulable(conditions),
         init_running=any("running" in (s.get("state") or {}) for s in status.get("initContainerStatuses") or ()),
         started=_optional_time((state.get("running") or {}).get("startedAt")),
         waiting_reason=waiting.get("reason", ""),
         waiting_message=waiting.get("message", ""),
         image=next((c.get("image", "") for c in spec.get("containers") or () if c.get("name") == CONTAINER), ""),
         termination=_termination(state.get("terminated")),
+        scheduled=_scheduled(conditions),
+        deletion_time=_optional_time(meta.get("deletionTimestamp")),
+        disruption=_disruption(conditions),
     )
 
 
@@ -162,18 +203,32 @@ def _waiting(status: Json) -> Json:
 
 def _rank(labels: Json) -> int:
     """Node rank: the master is 0, worker i is i + 1. Anybody may label a pod with anything: nonsense is rank 0."""
-    index = labels.get(LABEL_REPLICA_INDEX, "")
-    if labels.get(LABEL_REPLICA_TYPE) == "master" or not (index.isascii() and index.isdigit()):
-        return 0
-    return int(index) + 1
+    index = _number(labels.get(LABEL_REPLICA_INDEX, ""))
+    return 0 if labels.get(LABEL_REPLICA_TYPE) == "master" or index is None else index + 1
 
 
-def _unschedulable(conditions: list[Json] | tuple[()]) -> str | None:
-    for condition in conditions:
-        if condition.get("type") == "PodScheduled" and condition.get("status") == "False":
-            message: str = condition.get("message") or condition.get("reason") or "no node fits"
-            return message
-    return None
+def _number(label: str) -> int | None:
+    return int(label) if label.isascii() and label.isdigit() else None
+
+
+def _unschedulable(conditions: Json) -> str | None:
+    condition = conditions.get("PodScheduled") or {}
+    if condition.get("status") != "False":
+        return None
+    message: str = condition.get("message") or condition.get("reason") or "no node fits"
+    return message
+
+
+def _scheduled(conditions: Json) -> datetime | None:
+    condition = conditions.get("PodScheduled") or {}
+    return _optional_time(condition.get("lastTransitionTime")) if condition.get("status") == "True" else None
+
+
+def _disruption(conditions: Json) -> Disruption | None:
+    condition = conditions.get("DisruptionTarget") or {}
+    if condition.get("status") != "True":
+        return None
+    return Disruption(condition.get("reason") or "", condition.get("message") or "")
 
 
 def _optional_time(text: str | None) -> datetime | None:

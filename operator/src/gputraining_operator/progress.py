@@ -23,10 +23,19 @@ MAX_METRICS: Final = 32
 MAX_GPUS: Final = 16
 
 STATES: Final = frozenset(
-    {"Starting", "Rendezvous", "Loading", "Training", "Evaluating", "Saving", "Complete", "Failed"}
+    {"Starting", "Rendezvous", "Loading", "Training", "Evaluating", "Saving", "Preempted", "Complete", "Failed"}
 )
 ERROR_TYPES: Final = frozenset(
-    {"InvalidConfig", "DatasetNotFound", "OutOfMemory", "NonFiniteLoss", "PeerLost", "UserCodeError"}
+    {
+        "InvalidConfig",
+        "DatasetNotFound",
+        "OutOfMemory",
+        "NonFiniteLoss",
+        "PeerLost",
+        "UserCodeError",
+        "CheckpointNotFound",
+        "NcclError",
+    }
 )
 _NON_FINITE: Final = frozenset({"NaN", "Infinity", "-Infinity"})
 _METRIC_NAME: Final = re.compile(r"[A-Za-z][A-Za-z0-9_./-]{0,62}")
@@ -38,7 +47,11 @@ class ProgressError(ValueError):
 
 @dataclass(frozen=True)
 class GpuSample:
-    """One GPU as its pod sees it. None: the device does not tell."""
+    """One GPU as its pod sees it. None: the device does not tell.
+
+    ``energy_joules`` counts from the start of the pod's process, ``uncorrected_ecc_errors`` from the device's last
+    reset; ``xid`` is the last critical error code of the driver that the process saw.
+    """
 
     uuid: str
     model: str | None = None
@@ -47,6 +60,9 @@ class GpuSample:
     memory_total_bytes: int | None = None
     power_watts: float | None = None
     temperature_celsius: float | None = None
+    energy_joules: float | None = None
+    uncorrected_ecc_errors: int | None = None
+    xid: int | None = None
     time: datetime | None = None
     error: str | None = None
 
@@ -62,7 +78,10 @@ class TrainingError:
 
 @dataclass(frozen=True)
 class ProgressRecord:
-    """One pod's progress. Counters are of the job, throughput is of all ranks together."""
+    """One pod's progress. Counters are of the job, throughput is of all ranks together.
+
+    ``local_step_seconds`` is this worker's own part of a step, without exchange with others.
+    """
 
     state: str
     time: datetime
@@ -72,6 +91,11 @@ class ProgressRecord:
     total_epochs: int | None = None
     step: int | None = None
     total_steps: int | None = None
+    restored_step: int | None = None
+    checkpoint_step: int | None = None
+    checkpoint_time: datetime | None = None
+    checkpoint_error: str | None = None
+    local_step_seconds: float | None = None
     estimated_remaining_seconds: float | None = None
     samples_per_second: float | None = None
     metrics: tuple[tuple[str, float], ...] = ()
@@ -92,6 +116,9 @@ class JobGpus:
     memory_total_bytes: int | None
     power_watts: float | None
     max_temperature_celsius: float | None
+    energy_joules: float | None
+    uncorrected_ecc_errors: int | None
+    xids: tuple[int, ...]
     last_sample: datetime | None
     errors: tuple[str, ...]
 
@@ -111,7 +138,7 @@ def parse_record(body: bytes | str) -> ProgressRecord:
     reader = _Reader(data, "")
     if "version" not in reader.values or isinstance(data["version"], bool) or data["version"] != 1:
         raise ProgressError("version: must be 1")
-    result = reader.object("result")
+    result, checkpoint = reader.object("result"), reader.object("checkpoint")
     return ProgressRecord(
         state=reader.choice("state", STATES),
         time=reader.required_time("time"),
@@ -121,6 +148,11 @@ def parse_record(body: bytes | str) -> ProgressRecord:
         total_epochs=reader.integer("totalEpochs", low=1),
         step=reader.integer("step"),
         total_steps=reader.integer("totalSteps", low=1),
+        restored_step=reader.integer("restoredStep"),
+        checkpoint_step=checkpoint.integer("step") if checkpoint else None,
+        checkpoint_time=checkpoint.time("time") if checkpoint else None,
+        checkpoint_error=checkpoint.text("error", 512) if checkpoint else None,
+        local_step_seconds=reader.number("localStepSeconds"),
         estimated_remaining_seconds=reader.number("estimatedRemainingSeconds"),
         samples_per_second=reader.number("samplesPerSecond"),
         metrics=_metrics(reader.object("metrics")),
@@ -134,8 +166,8 @@ def parse_record(body: bytes | str) -> ProgressRecord:
 def fold_gpus(records: Iterable[ProgressRecord]) -> JobGpus | None:
     """Fold the GPUs of many pods into one figure each; None when no pod has any.
 
-    A GPU that two pods share (time slicing) counts once. Utilization is the mean over the devices, memory and power
-    are sums, the temperature is that of the hottest, the sample time that of the oldest sample.
+    A GPU that two pods share (time slicing) counts once. Utilization is the mean over the devices; memory, power,
+    energy and ECC errors are sums, the temperature is that of the hottest, the sample time that of the oldest sample.
     """
     gpus = {gpu.uuid: gpu for record in records for gpu in record.gpus}
     if not gpus:
@@ -146,6 +178,8 @@ def fold_gpus(records: Iterable[ProgressRecord]) -> JobGpus | None:
     total = _known(gpu.memory_total_bytes for gpu in devices)
     power = _known(gpu.power_watts for gpu in devices)
     temperature = _known(gpu.temperature_celsius for gpu in devices)
+    energy = _known(gpu.energy_joules for gpu in devices)
+    ecc = _known(gpu.uncorrected_ecc_errors for gpu in devices)
     times = _known(gpu.time for gpu in devices)
     models = sorted({gpu.model for gpu in devices if gpu.model})
     return JobGpus(
@@ -156,6 +190,9 @@ def fold_gpus(records: Iterable[ProgressRecord]) -> JobGpus | None:
         memory_total_bytes=sum(total) if total else None,
         power_watts=sum(power) if power else None,
         max_temperature_celsius=max(temperature, default=None),
+        energy_joules=sum(energy) if energy else None,
+        uncorrected_ecc_errors=sum(ecc) if ecc else None,
+        xids=tuple(sorted(set(_known(gpu.xid for gpu in devices)))),
         last_sample=min(times, default=None),
         errors=tuple(f"{gpu.uuid}: {gpu.error}" for gpu in devices if gpu.error),
     )
@@ -285,6 +322,9 @@ def _gpu(item: Any, path: str) -> GpuSample:
         memory_total_bytes=reader.integer("memoryTotalBytes"),
         power_watts=reader.number("powerWatts"),
         temperature_celsius=reader.number("temperatureCelsius", low=-100, high=300),
+        energy_joules=reader.number("energyJoules"),
+        uncorrected_ecc_errors=reader.integer("uncorrectedEccErrors"),
+        xid=reader.integer("xid"),
         time=reader.time("time"),
         error=reader.text("error", 256),
     )

@@ -21,6 +21,17 @@ _MEBIBYTE: Final = 2**20
 _MAX_MESSAGE: Final = 1024
 _MAX_GPU_ERRORS: Final = 16
 _MAX_INT64: Final = 2**63 - 1
+_ORDER: Final = (
+    Condition.ACCEPTED,
+    Condition.RUNNING,
+    Condition.SUSPENDED,
+    Condition.PROGRESS_STALLED,
+    Condition.GPU_UNDERUTILIZED,
+    Condition.GPU_UNHEALTHY,
+    Condition.STRAGGLER_DETECTED,
+    Condition.COMPLETE,
+    Condition.FAILED,
+)
 
 
 @dataclass(frozen=True)
@@ -50,8 +61,7 @@ def set_conditions(
             "observedGeneration": generation,
             "lastTransitionTime": before["lastTransitionTime"] if before and kept else format_time(now),
         }
-    order = (Condition.ACCEPTED, Condition.RUNNING, Condition.COMPLETE, Condition.FAILED)
-    return [conditions[kind] for kind in order if kind in conditions]
+    return [conditions[kind] for kind in _ORDER if kind in conditions]
 
 
 def find_condition(status: Json, kind: str) -> Json | None:
@@ -74,22 +84,30 @@ def worker_counts(spec: Spec, pods: Sequence[PodView]) -> Json:
     }
 
 
-def progress_status(old: Json | None, records: Mapping[int, ProgressRecord], *, complete: bool = False) -> Json | None:
-    """Progress of the job from its leading record; never older than, and never behind, what was reported before."""
+def progress_status(
+    old: Json | None, records: Mapping[int, ProgressRecord], *, same_attempt: bool = True, complete: bool = False
+) -> Json | None:
+    """Progress of the job from its leading record.
+
+    Within one attempt it is never older than, and never behind, what was reported before; another attempt starts again
+    from its checkpoint. The last checkpoint is kept until a newer one is reported.
+    """
     record = leading_record(records)
     if record is None or (record.step is None and not record.metrics and record.epoch is None):
         return _completed(old) if complete else old
-    if old and not complete and parse_time(old["lastUpdateTime"]) > record.time:
+    before = (old if same_attempt else None) or {}
+    if before and not complete and parse_time(before["lastUpdateTime"]) > record.time:
         return old
     progress: Json = {}
     if record.step is not None and record.total_steps:
         percent = min(99, 100 * record.step // record.total_steps)
-        progress["percent"] = max(percent, (old or {}).get("percent", 0))
+        progress["percent"] = max(percent, before.get("percent", 0))
     for key, value in (
         ("epoch", record.epoch),
         ("totalEpochs", record.total_epochs),
         ("step", record.step),
         ("totalSteps", record.total_steps),
+        ("restoredStep", record.restored_step),
     ):
         if value is not None:
             progress[key] = value
@@ -99,8 +117,27 @@ def progress_status(old: Json | None, records: Mapping[int, ProgressRecord], *, 
         progress["samplesPerSecond"] = significant(record.samples_per_second, 3)
     if record.metrics:
         progress["metrics"] = [{"name": name, "value": significant(value, 4)} for name, value in record.metrics]
+    if record.step is not None:
+        stands = "lastStepTime" in before and before.get("step") == record.step
+        progress["lastStepTime"] = before["lastStepTime"] if stands else format_time(record.time)
+    checkpoint = _last_checkpoint(old, records)
+    if checkpoint:
+        progress["lastCheckpoint"] = checkpoint
+    if record.checkpoint_error is not None:
+        progress["checkpointError"] = clip(record.checkpoint_error)
     progress["lastUpdateTime"] = format_time(record.time)
     return _completed(progress) if complete else progress
+
+
+def _last_checkpoint(old: Json | None, records: Mapping[int, ProgressRecord]) -> Json | None:
+    """The newest checkpoint that any worker tells of, else the one known before."""
+    told = [
+        {"step": record.checkpoint_step, "time": format_time(record.checkpoint_time)}
+        for record in records.values()
+        if record.checkpoint_step is not None and record.checkpoint_time is not None
+    ]
+    known: Json | None = (old or {}).get("lastCheckpoint")
+    return max([*told, *([known] if known else [])], key=lambda checkpoint: str(checkpoint["time"]), default=None)
 
 
 def _completed(progress: Json | None) -> Json | None:
@@ -124,6 +161,9 @@ def gpu_status(records: Mapping[int, ProgressRecord]) -> Json | None:
         "memoryTotalBytes": _int64(gpus.memory_total_bytes),
         "powerWatts": _rounded(gpus.power_watts),
         "maxTemperatureCelsius": _rounded(gpus.max_temperature_celsius),
+        "energyJoules": _rounded(gpus.energy_joules),
+        "uncorrectedEccErrors": _int64(gpus.uncorrected_ecc_errors),
+        "xids": list(gpus.xids[:_MAX_GPU_ERRORS]) or None,
         "lastSampleTime": format_time(gpus.last_sample) if gpus.last_sample else None,
         "errors": [clip(error) for error in gpus.errors[:_MAX_GPU_ERRORS]] or None,
     }
@@ -173,6 +213,8 @@ def running_message(progress: Json | None, record: ProgressRecord | None, pull_p
     parts += [f"{name} {metric(progress, name)}" for name in ("loss", "accuracy") if metric(progress, name)]
     if "samplesPerSecond" in progress:
         parts.append(f"{grouped(progress['samplesPerSecond'])} samples/s")
+    if "checkpointError" in progress:
+        parts.append(f"checkpoints fail: {progress['checkpointError']}")
     return ", ".join(parts) or "running"
 
 

@@ -13,6 +13,11 @@ from gputraining_operator.observed import JobView, PodView
 from gputraining_operator.spec import Spec
 from gputraining_operator.times import format_duration
 
+IMAGE_MISSING_GRACE: Final = timedelta(minutes=2)
+"""How long a registry may say that there is no such image: it could be on its way there."""
+
+_NO_SUCH_IMAGE: Final = ("not found", "manifest unknown", "name unknown", "does not exist")
+_STUCK: Final = timedelta(seconds=10)
 _PULL_ERRORS: Final = frozenset({"ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull"})
 _CONFIG_ERRORS: Final = frozenset({"CreateContainerConfigError", "CreateContainerError", "RunContainerError"})
 
@@ -32,6 +37,7 @@ NEEDS_ACTION: Final = frozenset(
         Reason.INSUFFICIENT_GPUS,
         Reason.IMAGE_PULL_FAILED,
         Reason.CONTAINER_CONFIG_ERROR,
+        Reason.VOLUME_FAILED,
     }
 )
 
@@ -50,6 +56,7 @@ def explain_waiting(
     pods: Sequence[PodView],
     capacity: ClusterCapacity | None,
     job_warning: str | None,
+    pod_warning: str | None,
     now: datetime,
 ) -> Waiting:
     """Name the first thing that keeps the workers from running.
@@ -60,17 +67,33 @@ def explain_waiting(
         pods: its pods, as far as they exist.
         capacity: nodes and what is used on them, if it was looked up.
         job_warning: text of the newest warning event on the PyTorchJob, if any.
+        pod_warning: text of the newest warning about a volume of a pod that is stuck, if any.
         now: the time, UTC.
     """
-    if job.condition("Suspended"):
-        return Waiting(Reason.SUSPENDED, "the PyTorchJob is suspended, for example by a queue; it starts when resumed")
+    if job.suspended:
+        queue = spec.scheduling.queue_name
+        text = f"waiting for Kueue to admit it in queue {queue}" if queue else "the PyTorchJob is suspended by somebody"
+        return Waiting(Reason.QUEUED, text)
     return (
         _image(pods, now)
         or _container_config(pods)
         or _unschedulable(spec, pods, capacity, now)
         or _pod_creation(spec, pods, job_warning)
+        or _volumes(pods, pod_warning, now)
         or _starting(pods, now)
     )
+
+
+def image_is_missing(pods: Sequence[PodView], now: datetime) -> str | None:
+    """What is wrong when an image will never come: its name is impossible, or its registry keeps saying that there is
+    no such image. None while waiting makes sense."""
+    for pod in pods:
+        said = pod.waiting_message.lower()
+        missing = pod.waiting_reason in _PULL_ERRORS and any(text in said for text in _NO_SUCH_IMAGE)
+        if pod.waiting_reason == "InvalidImageName" or (missing and now - pod.created >= IMAGE_MISSING_GRACE):
+            waiting = _image([pod], now)
+            return waiting.message if waiting else None
+    return None
 
 
 def _image(pods: Sequence[PodView], now: datetime) -> Waiting | None:
@@ -116,6 +139,21 @@ def _pod_creation(spec: Spec, pods: Sequence[PodView], job_warning: str | None) 
     missing = spec.workers - len(pods)
     text = f"waiting for the training-operator to create {missing} of {spec.workers} pods"
     return Waiting(Reason.CREATING_PODS, text)
+
+
+def _volumes(pods: Sequence[PodView], pod_warning: str | None, now: datetime) -> Waiting | None:
+    stuck = next((pod for pod in pods if is_stuck(pod, now)), None)
+    if stuck is None or not pod_warning:
+        return None
+    return Waiting(
+        Reason.VOLUME_FAILED, f"worker {stuck.rank} cannot start on {_where(stuck)}: {_first_line(pod_warning)}"
+    )
+
+
+def is_stuck(pod: PodView, now: datetime) -> bool:
+    """Whether a pod has been on its node for some time without a container, and without saying why."""
+    waits = pod.phase == "Pending" and pod.node is not None and pod.started is None and not pod.init_running
+    return waits and not pod.over and now - (pod.scheduled or pod.created) > _STUCK
 
 
 def _starting(pods: Sequence[PodView], now: datetime) -> Waiting:

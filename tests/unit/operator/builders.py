@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from gputraining_operator.api import LABEL_ATTEMPT, LABEL_MANAGED_BY, LABEL_NAME, MANAGER, Json
-from gputraining_operator.observed import JobView, PodView, parse_job, parse_pod
+from gputraining_operator.observed import Disruption, JobView, PodView, parse_job, parse_pod
 from gputraining_operator.spec import GpuTraining, parse_training
 from gputraining_operator.times import format_time
 
@@ -41,28 +42,31 @@ def training(spec: Json | None = None, status: Json | None = None, **meta: Any) 
     return parse_training(training_body(spec, status, **meta))
 
 
-def job_body(*true_conditions: str, ended: datetime | None = None, **meta: Any) -> Json:
+def job_body(
+    *true_conditions: str, ended: datetime | None = None, attempt: int = 1, suspended: bool = False, **meta: Any
+) -> Json:
     conditions = [
         {"type": kind, "status": "True", "lastTransitionTime": format_time(ended or at(60)), "message": f"job {kind}"}
         for kind in true_conditions
     ]
     return {
         "metadata": {
-            "name": "digits-1",
+            "name": f"digits-{attempt}",
             "namespace": "team-a",
-            "uid": "uid-job",
+            "uid": "uid-job" if attempt == 1 else f"uid-job-{attempt}",
             "resourceVersion": "11",
             "creationTimestamp": format_time(START),
-            "labels": {LABEL_NAME: "digits", LABEL_ATTEMPT: "1", LABEL_MANAGED_BY: MANAGER},
+            "labels": {LABEL_NAME: "digits", LABEL_ATTEMPT: str(attempt), LABEL_MANAGED_BY: MANAGER},
             "ownerReferences": [{"uid": "uid-training", "controller": True}],
         }
         | meta,
+        "spec": {"runPolicy": {"suspend": suspended}},
         "status": {"conditions": conditions},
     }
 
 
-def job(*true_conditions: str, ended: datetime | None = None, **meta: Any) -> JobView:
-    return parse_job(job_body(*true_conditions, ended=ended, **meta))
+def job(*true_conditions: str, ended: datetime | None = None, attempt: int = 1, **meta: Any) -> JobView:
+    return parse_job(job_body(*true_conditions, ended=ended, attempt=attempt, **meta))
 
 
 def pod_body(rank: int = 0, *, phase: str = "Pending", node: str | None = None, status: Json | None = None) -> Json:
@@ -106,6 +110,17 @@ def running_pod(rank: int, node: str = "node-a") -> PodView:
     running = {"name": "pytorch", "state": {"running": {"startedAt": format_time(at(5))}}}
     status = {"containerStatuses": [running], "podIP": f"10.0.0.{rank + 1}"}
     return parse_pod(pod_body(rank, phase="Running", node=node, status=status))
+
+
+def deleting_pod(pod: PodView, until: float = 90, disruption: str | None = None) -> PodView:
+    """The pod while it is being deleted: its grace ends ``until`` seconds after START."""
+    cause = Disruption(disruption, "") if disruption else None
+    return replace(pod, deleting=True, deletion_time=at(until), disruption=cause)
+
+
+def gone_pod(pod: PodView) -> PodView:
+    """The pod as it was seen last, now deleted."""
+    return replace(pod, deleting=True, gone=True)
 
 
 def ended_pod(rank: int, exit_code: int = 0, message: str = "", reason: str = "", ended: float = 60) -> PodView:

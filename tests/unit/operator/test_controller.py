@@ -12,7 +12,7 @@ from gputraining_operator.cluster import ApiError, Cluster
 from gputraining_operator.controller import Controller
 from gputraining_operator.metrics import Metrics
 from gputraining_operator.store import Store
-from tests.unit.operator.builders import TRAINER_IMAGE, at, job_body, training, training_body
+from tests.unit.operator.builders import TRAINER_IMAGE, at, ended_pod, job_body, training, training_body
 
 KEY = ("team-a", "digits")
 
@@ -23,6 +23,7 @@ class PlayedCluster(Cluster):
     def __init__(self) -> None:
         self.jobs: dict[str, Json] = {}
         self.statuses: list[Json] = []
+        self.deleted: list[tuple[str, int]] = []
         self.events: list[Json] = []
         self.refusals: list[ApiError] = []
         self.status_error: ApiError | None = None
@@ -34,8 +35,13 @@ class PlayedCluster(Cluster):
         name = body["metadata"]["name"]
         if name in self.jobs:
             raise ApiError(409, "AlreadyExists", f"{name} exists")
-        self.jobs[name] = job_body()
+        self.jobs[name] = job_body(attempt=int(name.rsplit("-", 1)[1]))
         return self.jobs[name]
+
+    async def delete_job(self, namespace: str, name: str, uid: str, *, foreground: bool = False) -> None:
+        assert foreground, "a job that is gone must have taken its pods along"
+        self.deleted.append((name, len(self.statuses)))
+        self.jobs.pop(name, None)
 
     async def get_job(self, namespace: str, name: str) -> Json:
         return self.jobs[name]
@@ -139,6 +145,26 @@ async def test_a_status_that_cannot_be_written_is_tried_again_with_growing_delay
         assert cluster.status_attempts - before <= 2, "0.25 s, 0.5 s, 1 s ... and not at once"
         cluster.status_error = None
         await until(lambda: cluster.statuses)
+
+
+async def test_a_failed_attempt_is_told_before_its_job_is_deleted_and_the_next_one_follows() -> None:
+    cluster = PlayedCluster()
+    async with controller_on(cluster) as controller:
+        await until(lambda: cluster.statuses)
+        controller.store.put_pod(ended_pod(0, 137))
+        controller.queue.add(KEY)
+        await until(lambda: cluster.deleted)
+        assert cluster.deleted == [("digits-1", 2)], "after the second status"
+        assert cluster.statuses[1]["attempts"][0]["reason"] == "Killed"
+        assert cluster.statuses[1]["phase"] == "Restarting"
+        (first,) = controller.store.jobs(KEY)
+        controller.store.drop_job(first)
+        controller.clock = lambda: at(60)
+        controller.queue.add(KEY)
+        await until(lambda: "digits-2" in cluster.jobs)
+        await until(lambda: len(cluster.statuses) == 3)
+    assert cluster.statuses[2]["attempt"] == 2
+    assert controller.findings(training()).job_uid == "uid-job-2"
 
 
 async def test_an_unexpected_error_is_logged_counted_and_tried_again() -> None:

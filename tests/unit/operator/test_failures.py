@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import pytest
 
 from gputraining_operator.api import Json, Reason
-from gputraining_operator.failures import classify, final_record
+from gputraining_operator.failures import classify, final_record, has_failed, has_first_cause, lost_worker
 from gputraining_operator.observed import parse_pod
-from tests.unit.operator.builders import ended_pod, job, pod_body, running_pod
+from tests.unit.operator.builders import deleting_pod, ended_pod, gone_pod, job, pod_body, running_pod
 
 
 def last_word(kind: str, message: str) -> str:
@@ -44,36 +45,83 @@ def test_memory_limit() -> None:
     assert "raise resources.limits.memory" in failure.message
 
 
+TRACEBACK = "Traceback (most recent call last):\n  File 'a.py', line 1\n    f()\nKeyError: 'x'\nprinted later\n"
+
+
 @pytest.mark.parametrize(
-    ("code", "log", "text"),
+    ("code", "log", "reason", "text"),
     [
-        (1, "line 1\nKeyError: 'x'\n", "worker 0: ended with exit code 1: KeyError: 'x'"),
-        (137, "", "worker 0: ended by SIGKILL (exit code 137)"),
-        (250, "", "worker 0: ended with exit code 250"),
+        (1, "line 1\nboom\n", Reason.USER_CODE_ERROR, "ended with exit code 1: boom"),
+        (1, TRACEBACK, Reason.USER_CODE_ERROR, "ended with exit code 1: KeyError: 'x'"),
+        (139, "", Reason.USER_CODE_ERROR, "ended by SIGSEGV (exit code 139)"),
+        (250, "", Reason.USER_CODE_ERROR, "ended with exit code 250"),
+        (134, "[PG 0] NCCL watchdog", Reason.PEER_LOST, "aborted by NCCL's watchdog"),
+        (134, "assert failed", Reason.USER_CODE_ERROR, "ended by SIGABRT (exit code 134): assert failed"),
+        (137, "", Reason.KILLED, "ended by SIGKILL (exit code 137)"),
+        (75, "", Reason.PREEMPTED, "stopped with a checkpoint"),
     ],
 )
-def test_scripts_that_say_nothing(code: int, log: str, text: str) -> None:
+def test_workers_that_say_nothing(code: int, log: str, reason: str, text: str) -> None:
     failure = classify(job("Failed"), [ended_pod(0, code, log)])
-    assert (failure.reason, failure.message) == (Reason.USER_CODE_ERROR, text)
+    assert (failure.reason, failure.worker, failure.node, failure.exit_code) == (reason, 0, "node-a", code)
+    assert failure.message.split(": ", 1)[1].startswith(text)
+
+
+@pytest.mark.parametrize(
+    ("disruption", "pod_reason", "reason"),
+    [
+        ("PreemptionByScheduler", "", Reason.PREEMPTED),
+        ("EvictionByEvictionAPI", "", Reason.EVICTED),
+        ("DeletionByTaintManager", "", Reason.NODE_LOST),
+        ("DeletionByPodGC", "", Reason.NODE_LOST),
+        ("TerminationByKubelet", "Evicted", Reason.EVICTED),
+        ("TerminationByKubelet", "Terminated", Reason.NODE_LOST),
+        ("", "", Reason.POD_DELETED),
+    ],
+)
+def test_whoever_takes_a_pod_away_is_named(disruption: str, pod_reason: str, reason: str) -> None:
+    taken = replace(deleting_pod(ended_pod(1, 75), disruption=disruption), reason=pod_reason)
+    follower = ended_pod(0, 75, ended=50)
+    assert classify(job("Failed"), [follower, taken]).reason == reason
+    assert not has_first_cause([follower])
+    assert has_first_cause([follower, taken])
+
+
+def test_a_pod_deleted_after_its_own_failure_is_still_the_cause() -> None:
+    cause = deleting_pod(ended_pod(1, 1, last_word("UserCodeError", "ValueError: boom"), ended=61))
+    survivor = deleting_pod(ended_pod(0, 1, last_word("PeerLost", "worker 1 went away"), ended=60))
+    assert classify(job("Failed"), [survivor, cause]).message == "worker 1: ValueError: boom"
+
+
+def test_a_pod_that_vanished_unseen() -> None:
+    assert has_failed(gone_pod(running_pod(0)))
+    failure = classify(job(), [gone_pod(running_pod(0)), running_pod(1)])
+    assert (failure.reason, failure.message) == (Reason.POD_DELETED, "worker 0: its pod on node node-a was deleted")
+
+
+def test_deleting_the_job_explains_the_deleted_pods() -> None:
+    deleted = job(deletionTimestamp="2026-11-21T10:00:00Z")
+    pods = [deleting_pod(ended_pod(0, 75)), deleting_pod(ended_pod(1, 75))]
+    assert classify(deleted, pods).reason == Reason.JOB_DELETED
+    assert classify(deleted, []).message == "the PyTorchJob digits-1 was deleted"
 
 
 def test_a_deleted_pod_is_nobodys_code() -> None:
-    body = pod_body(0, phase="Failed", node="node-a")
-    terminated = {"exitCode": 137, "finishedAt": "2026-11-21T10:01:00Z"}
-    body["status"]["containerStatuses"] = [{"name": "pytorch", "state": {"terminated": terminated}}]
-    body["metadata"]["deletionTimestamp"] = "2026-11-21T10:00:59Z"
-    gone = parse_pod(body)
-    failure = classify(job("Failed"), [gone, ended_pod(1, 1, last_word("PeerLost", "worker 0 went away"), ended=50)])
-    assert (failure.reason, failure.message) == (
-        Reason.EVICTED,
-        "worker 0: its pod was deleted or evicted from node node-a",
-    )
-    assert classify(job("Failed"), [gone, ended_pod(1, 3, "boom", ended=61)]).reason == Reason.USER_CODE_ERROR
+    taken = deleting_pod(ended_pod(0, 137))
+    peer = ended_pod(1, 1, last_word("PeerLost", "worker 0 went away"), ended=50)
+    assert classify(job("Failed"), [taken, peer]).reason == Reason.POD_DELETED
+    assert classify(job("Failed"), [taken, ended_pod(1, 3, "boom", ended=61)]).reason == Reason.USER_CODE_ERROR
 
 
-def test_eviction() -> None:
+def test_eviction_by_the_node() -> None:
     body = pod_body(0, phase="Failed", node="a", status={"reason": "Evicted", "message": "node was low on memory"})
-    assert classify(job("Failed"), [parse_pod(body)]).reason == Reason.EVICTED
+    failure = classify(job("Failed"), [parse_pod(body)])
+    assert failure.message == "worker 0 on node a: evicted by its node: node was low on memory"
+
+
+def test_a_dead_node_takes_its_worker_along() -> None:
+    failure = lost_worker(deleting_pod(running_pod(1)))
+    assert (failure.reason, failure.worker) == (Reason.NODE_LOST, 1)
 
 
 def test_without_pods_the_job_speaks() -> None:

@@ -6,16 +6,10 @@ import json
 from typing import Any
 
 from gputraining_operator.api import Json, Reason
+from gputraining_operator.decision import CreateProblem, Observed, Plan
 from gputraining_operator.observed import PodView
 from gputraining_operator.progress import ProgressRecord
-from gputraining_operator.reconcile import (
-    CreateProblem,
-    Observed,
-    Plan,
-    needs_diagnosis,
-    needs_pull,
-    reconcile,
-)
+from gputraining_operator.reconcile import needs_diagnosis, needs_pull, reconcile
 from tests.unit.operator.builders import (
     TRAINER_IMAGE,
     at,
@@ -101,7 +95,7 @@ def test_a_gang_runs_only_when_all_of_it_does() -> None:
 
 def test_the_same_facts_change_nothing() -> None:
     pods = (running_pod(0), running_pod(1))
-    assert decide(6, status=RUNNING, job=job(), pods=pods) == Plan()
+    assert decide(6, status=RUNNING, job=job(), pods=pods) == Plan(requeue_after=599), "it could stall"
 
 
 def test_progress_is_reported() -> None:
@@ -116,25 +110,9 @@ def test_progress_is_reported() -> None:
     assert plan.events == ()
 
 
-def test_a_worker_that_just_ended_waits_for_the_verdict() -> None:
-    assert decide(60, status=RUNNING, job=job("Running"), pods=(ended_pod(0), running_pod(1))) == Plan()
-    assert decide(60, status=RUNNING, job=job("Running"), pods=(running_pod(0), ended_pod(1, 1))) == Plan()
-
-
-def test_a_worker_that_has_to_start_again_is_waited_for() -> None:
-    plan = decide(60, status=RUNNING, job=job("Running"), pods=(running_pod(0), starting_pod(1)))
-    assert status_of(plan)["phase"] == "Pending"
-    assert status_of(plan)["message"].startswith("worker 1 starting on node-a")
-    assert plan.requeue_after == 10, "the message says for how long"
-
-
-def test_a_job_that_somebody_deleted_is_made_again_and_starts_from_nothing() -> None:
-    pods = (running_pod(0), running_pod(1))
-    before = status_of(decide(20, status=RUNNING, job=job(), pods=pods, records={0: record(43, 19)}))
-    assert decide(30, status=before).create is not None
-    anew = job(uid="uid-anew", creationTimestamp="2026-11-21T10:00:30Z")
-    after = status_of(decide(40, status=before, job=anew, pods=pods, records={0: record(2, 39)}))
-    assert (after["progress"]["percent"], after["progress"]["step"]) == (2, 2)
+def test_the_end_of_another_worker_than_rank_0_waits_for_rank_0() -> None:
+    plan = decide(60, status=RUNNING, job=job("Running"), pods=(running_pod(0), ended_pod(1, 0)))
+    assert plan.status is None
 
 
 LAST_WORD = json.dumps(
@@ -174,6 +152,11 @@ def test_the_end_waits_for_the_last_word_but_not_for_ever() -> None:
     assert status_of(decide(71, status=RUNNING, job=ended))["phase"] == "Complete"
 
 
+def test_the_success_of_rank_0_is_the_jobs_even_when_nobody_says_so() -> None:
+    plan = decide(62, status=RUNNING, job=job("Running"), pods=(ended_pod(0, 0, LAST_WORD), ended_pod(1)))
+    assert status_of(plan)["phase"] == "Complete"
+
+
 def test_a_job_that_was_over_before_it_was_seen_running() -> None:
     status = status_of(decide(62, job=job("Succeeded", ended=at(60)), pods=(ended_pod(0, 0, LAST_WORD),)))
     assert status["startTime"] == "2026-11-21T10:00:12Z"
@@ -186,14 +169,33 @@ def test_gpu_hours_are_told() -> None:
     assert status_of(plan)["message"] == "done in 1h00m, 8.00 GPU-hours"
 
 
+ONCE: Json = TWO_ON_CPU | {"runPolicy": {"backoffLimit": 0}}
+
+
 def test_failed_with_the_first_cause() -> None:
-    plan = decide(62, status=RUNNING, job=job("Failed", ended=at(60)), pods=(running_pod(0), ended_pod(1, 3, "boom")))
+    pods = (running_pod(0), ended_pod(1, 3, "boom"))
+    plan = decide(62, spec=ONCE, status=RUNNING, job=job("Failed", ended=at(60)), pods=pods)
     status = status_of(plan)
     assert status["phase"] == "Failed"
     assert condition(status, "Failed") == ("True", Reason.USER_CODE_ERROR)
     assert status["message"] == "worker 1: ended with exit code 3: boom"
     assert status["summary"]["workers"] == "0/2"
     assert [(event.type, event.reason) for event in plan.events] == [("Warning", Reason.USER_CODE_ERROR)]
+    assert status["attempts"] == [
+        {
+            "number": 1,
+            "startTime": "2026-11-21T10:00:00Z",
+            "endTime": "2026-11-21T10:01:00Z",
+            "reason": Reason.USER_CODE_ERROR,
+            "message": "worker 1: ended with exit code 3: boom",
+            "exitCode": 3,
+            "worker": 1,
+            "node": "node-a",
+            "countsAgainstBackoffLimit": True,
+            "batchSize": 64,
+            "gradientAccumulationSteps": 1,
+        }
+    ]
 
 
 def test_a_terminal_phase_is_never_left() -> None:
@@ -245,15 +247,16 @@ def test_active_deadline_counts_from_running() -> None:
     running = status_of(first)
     assert decide(110, spec=spec, status=running, job=job(), pods=pods).requeue_after == 20
     plan = decide(130, spec=spec, status=running, job=job(), pods=pods)
-    assert plan.delete_job
+    assert plan.delete_jobs == (job(),)
     assert condition(status_of(plan), "Failed") == ("True", Reason.DEADLINE_EXCEEDED)
 
 
-def test_past_its_deadline_a_job_is_not_made_again() -> None:
+def test_past_its_deadline_no_attempt_follows() -> None:
     spec = TWO_ON_CPU | {"runPolicy": {"activeDeadlineSeconds": 30}}
-    plan = decide(130, spec=spec, status=RUNNING)
+    failed = decide(31, spec=spec, status=RUNNING, job=job("Failed", ended=at(30)), pods=(ended_pod(0, 3),))
+    plan = decide(130, spec=spec, status=status_of(failed))
     assert plan.create is None
-    assert status_of(plan)["phase"] == "Failed"
+    assert condition(status_of(plan), "Failed") == ("True", Reason.DEADLINE_EXCEEDED)
 
 
 def test_a_lost_peer_alone_is_not_the_last_word() -> None:
@@ -261,7 +264,8 @@ def test_a_lost_peer_alone_is_not_the_last_word() -> None:
     word = json.dumps({"version": 1, "state": "Failed", "time": "2026-11-21T10:00:59Z", "error": error})
     facts: dict[str, Any] = {"job": job("Failed", ended=at(60)), "pods": (running_pod(0), ended_pod(1, 1, word))}
     assert decide(61, status=RUNNING, **facts) == Plan(requeue_after=1)
-    assert status_of(decide(71, status=RUNNING, **facts))["message"] == "worker 1: worker 0 went away"
+    message = status_of(decide(71, status=RUNNING, **facts))["message"]
+    assert message.startswith("worker 1: worker 0 went away; attempt 2 follows from the beginning")
 
 
 def test_a_pod_that_claims_to_have_run_for_ages_ends_all_the_same() -> None:
@@ -290,6 +294,8 @@ def test_who_is_pulled_and_who_is_diagnosed() -> None:
     assert needs_pull(seen(running_pod(0), starting_pod(1)))
     assert not needs_pull(seen(starting_pod(0), starting_pod(1)))
     assert not needs_pull(seen(running_pod(0), status={"phase": "Complete"}))
-    assert needs_diagnosis(seen(running_pod(0)))
-    assert needs_diagnosis(seen(running_pod(0), unschedulable_pod(1, "x")))
-    assert not needs_diagnosis(seen(running_pod(0), running_pod(1)))
+    assert needs_diagnosis(seen(running_pod(0)), at(1))
+    assert needs_diagnosis(seen(running_pod(0), unschedulable_pod(1, "x")), at(1))
+    assert not needs_diagnosis(seen(running_pod(0), running_pod(1)), at(1))
+    assert not needs_diagnosis(seen(running_pod(0), starting_pod(1)), at(9))
+    assert needs_diagnosis(seen(running_pod(0), starting_pod(1)), at(11)), "it may wait for a volume"

@@ -55,6 +55,7 @@ def test_progress_is_rounded_and_complete() -> None:
         "estimatedRemainingSeconds": 375,
         "samplesPerSecond": "1940",
         "metrics": [{"name": "loss", "value": "0.4123"}, {"name": "accuracy", "value": "0.9"}],
+        "lastStepTime": format_time(at(3)),
         "lastUpdateTime": format_time(at(3)),
     }
 

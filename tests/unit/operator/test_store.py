@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from gputraining_operator.api import Json
 from gputraining_operator.observed import PodView, parse_pod
 from gputraining_operator.store import Listing, Store
 from tests.unit.operator.builders import job, pod_body, running_pod, starting_pod, training
@@ -22,10 +23,8 @@ def filled() -> Store:
 
 def test_children_are_found_by_owner_and_sorted_by_rank() -> None:
     store = filled()
-    found = store.job(KEY, "digits-1")
-    assert found is not None
+    (found,) = store.jobs(KEY)
     assert [pod.rank for pod in store.pods(KEY, found)] == [0, 1]
-    assert store.job(KEY, "digits-2") is None
     assert store.pods(KEY, None) == ()
 
 
@@ -33,10 +32,10 @@ def test_foreign_children_with_our_labels_do_not_count() -> None:
     store = Store()
     store.put_training(training())
     store.put_job(replace(job(), owner_uid="somebody-else"))
-    assert store.job(KEY, "digits-1") is None
+    assert store.jobs(KEY) == ()
     store.put_job(job(resourceVersion="20"))
     store.put_pod(replace(running_pod(0), owner_uid=None))
-    assert store.pods(KEY, store.job(KEY, "digits-1")) == ()
+    assert store.pods(KEY, store.jobs(KEY)[0]) == ()
 
 
 def test_a_pod_with_nonsense_in_its_labels_is_read_all_the_same() -> None:
@@ -45,10 +44,11 @@ def test_a_pod_with_nonsense_in_its_labels_is_read_all_the_same() -> None:
     assert parse_pod(body).rank == 0
 
 
-def test_a_job_that_is_being_deleted_is_no_job() -> None:
+def test_jobs_come_by_attempt() -> None:
     store = filled()
-    store.put_job(job(deletionTimestamp="2026-11-21T10:00:00Z", resourceVersion="30"))
-    assert store.job(KEY, "digits-1") is None
+    store.put_job(job(attempt=3))
+    store.put_job(job(attempt=2))
+    assert [found.attempt for found in store.jobs(KEY)] == [1, 2, 3]
 
 
 def test_older_states_do_not_replace_newer_ones() -> None:
@@ -69,16 +69,56 @@ def test_a_new_training_of_the_same_name_replaces_the_old_one() -> None:
     known = store.training(KEY)
     assert known is not None
     assert known.uid == "uid-new"
-    assert store.job(KEY, "digits-1") is None
+    assert store.jobs(KEY) == ()
 
 
-def test_dropping() -> None:
+def test_what_was_deleted_is_kept_as_it_was_seen_last_while_the_training_goes_on() -> None:
     store = filled()
     store.drop_pod(running_pod(0))
-    assert [pod.rank for pod in store.pods(KEY, job())] == [1]
+    assert [(pod.rank, pod.gone) for pod in store.pods(KEY, job())] == [(0, True), (1, False)]
     store.drop_job(job())
-    assert store.job(KEY, "digits-1") is None
+    assert [found.gone for found in store.jobs(KEY)] == [True]
     store.drop_training(KEY, "uid-training")
+    assert store.training(KEY) is None
+    store.put_training(training(uid="uid-training-2"))
+    assert store.jobs(KEY) == ()
+
+
+def test_what_is_gone_is_forgotten_at_the_end_of_the_training() -> None:
+    store = filled()
+    store.drop_pod(running_pod(0))
+    store.put_training(training(status={"phase": "Complete"}, resourceVersion="99"))
+    assert [pod.rank for pod in store.pods(KEY, job())] == [1]
+    store.drop_pod(running_pod(1))
+    assert store.pods(KEY, job()) == ()
+
+
+def test_attempts_long_over_are_forgotten_but_not_while_their_pods_live() -> None:
+    def history(number: int) -> Json:
+        return {"attempts": [{"number": n, "endTime": "2026-11-21T10:00:00Z"} for n in range(1, number + 1)]}
+
+    store = filled()
+    store.drop_job(job())
+    store.drop_pod(running_pod(0))
+    store.put_training(training(status=history(2), resourceVersion="20"))
+    assert len(store.jobs(KEY)) == 1
+    store.drop_pod(running_pod(1))
+    store.put_training(training(status=history(1), resourceVersion="21"))
+    assert len(store.jobs(KEY)) == 1, "the former one is kept"
+    store.put_training(training(status=history(2), resourceVersion="22"))
+    assert store.jobs(KEY) == ()
+
+
+def test_what_was_deleted_never_comes_back() -> None:
+    store = filled()
+    listing = Listing([training()], 5), Listing([job()], 5), Listing([running_pod(0), running_pod(1)], 5)
+    store.drop_pod(running_pod(0))
+    store.put_pod(running_pod(0))
+    store.take_in(*listing)
+    assert [pod.gone for pod in store.pods(KEY, job())] == [True, False]
+    store.drop_training(KEY, "uid-training")
+    store.put_training(training())  # a late answer to a write
+    store.take_in(*listing)
     assert store.training(KEY) is None
 
 
@@ -92,7 +132,8 @@ def test_listings_bring_what_was_missed_and_remove_what_is_gone() -> None:
     store = filled()
     assert take_in(store, 100, running_pod(0), running_pod(1)) == set()
     assert take_in(store, 100, running_pod(1)) == {KEY}
-    assert [pod.rank for pod in store.pods(KEY, job())] == [1]
+    assert [(pod.rank, pod.gone) for pod in store.pods(KEY, job())] == [(0, True), (1, False)]
+    assert take_in(store, 100, running_pod(1)) == set()
     assert take_in(store, 100, running_pod(1), trainings=0) == {KEY}
     assert store.training(KEY) is None
 

@@ -8,16 +8,22 @@ from gputraining_operator.api import Reason
 from gputraining_operator.capacity import parse_capacity
 from gputraining_operator.observed import PodView, parse_pod
 from gputraining_operator.spec import parse_spec
-from gputraining_operator.waiting import Waiting, explain_waiting
-from tests.unit.operator.builders import at, job, pod_body, starting_pod, stuck_pod, unschedulable_pod
+from gputraining_operator.waiting import Waiting, explain_waiting, image_is_missing
+from tests.unit.operator.builders import at, job, pod_body, running_pod, starting_pod, stuck_pod, unschedulable_pod
 
 SPEC = parse_spec({"workers": 2, "training": {}})
 NO_GPU = "0/3 nodes are available: 3 Insufficient nvidia.com/gpu."
 
 
-def explain(*pods: PodView, conditions: tuple[str, ...] = (), **facts: Any) -> Waiting:
+def explain(*pods: PodView, suspended: bool = False, **facts: Any) -> Waiting:
     return explain_waiting(
-        SPEC, job(*conditions), pods, facts.get("capacity"), facts.get("job_warning"), facts.get("now", at(80))
+        facts.get("spec", SPEC),
+        job(suspended=suspended),
+        pods,
+        facts.get("capacity"),
+        facts.get("job_warning"),
+        facts.get("pod_warning"),
+        facts.get("now", at(80)),
     )
 
 
@@ -82,5 +88,22 @@ def test_starting_containers_and_waiting_for_the_master() -> None:
     assert waiting == Waiting(Reason.WAITING_FOR_MASTER, "worker 1 waiting for the address of worker 0 (1m20s)")
 
 
+def test_a_volume_that_cannot_be_mounted() -> None:
+    warning = 'MountVolume.SetUp failed for volume "settings": configmap "tokenizer" not found'
+    waiting = explain(running_pod(0), starting_pod(1), pod_warning=warning)
+    assert waiting == Waiting(Reason.VOLUME_FAILED, f"worker 1 cannot start on node node-a: {warning}")
+    assert explain(running_pod(0), starting_pod(1), pod_warning=warning, now=at(9)).reason == Reason.STARTING_CONTAINERS
+
+
 def test_suspended_by_a_queue() -> None:
-    assert explain(conditions=("Suspended",)).reason == Reason.SUSPENDED
+    assert explain(suspended=True) == Waiting(Reason.QUEUED, "the PyTorchJob is suspended by somebody")
+    queued = parse_spec({"training": {}, "scheduling": {"queueName": "team-a"}})
+    assert explain(suspended=True, spec=queued).message == "waiting for Kueue to admit it in queue team-a"
+
+
+def test_an_image_is_missing_only_when_the_registry_says_so_for_some_time() -> None:
+    gone = stuck_pod(0, "ImagePullBackOff", "Back-off pulling image: x:1: not found")
+    assert image_is_missing([gone], at(119)) is None
+    assert "cannot pull the image" in (image_is_missing([gone], at(120)) or "")
+    assert image_is_missing([stuck_pod(0, "ErrImagePull", "i/o timeout")], at(9000)) is None
+    assert image_is_missing([stuck_pod(0, "InvalidImageName", "x y")], at(1)) is not None
