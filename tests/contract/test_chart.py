@@ -21,6 +21,7 @@ PATHS = {
     "ServiceAccount": "/api/v1/namespaces/{namespace}/serviceaccounts",
     "Service": "/api/v1/namespaces/{namespace}/services",
     "Deployment": "/apis/apps/v1/namespaces/{namespace}/deployments",
+    "PodDisruptionBudget": "/apis/policy/v1/namespaces/{namespace}/poddisruptionbudgets",
     "Role": "/apis/rbac.authorization.k8s.io/v1/namespaces/{namespace}/roles",
     "RoleBinding": "/apis/rbac.authorization.k8s.io/v1/namespaces/{namespace}/rolebindings",
     "ClusterRole": "/apis/rbac.authorization.k8s.io/v1/clusterroles",
@@ -73,6 +74,9 @@ def test_default_objects() -> None:
     assert names == {
         ("ServiceAccount", "gputraining-operator"),
         ("CustomResourceDefinition", "gputrainings.gputraining.dev"),
+        ("PodDisruptionBudget", "gputraining-operator"),
+        ("Role", "gputraining-operator-lease"),
+        ("RoleBinding", "gputraining-operator-lease"),
         ("ClusterRole", "gputraining-system:gputraining-operator"),
         ("ClusterRoleBinding", "gputraining-system:gputraining-operator"),
         ("Service", "gputraining-operator-metrics"),
@@ -92,7 +96,8 @@ def test_namespaced_installation_has_nothing_cluster_wide() -> None:
     objects = render({"watchNamespaces": ["team-a", "team-b"], "crds.install": False})
     assert not [entry["kind"] for entry in objects if entry["kind"].startswith("Cluster")]
     for kind in ("Role", "RoleBinding"):
-        assert [entry["metadata"]["namespace"] for entry in objects if entry["kind"] == kind] == ["team-a", "team-b"]
+        namespaces = {entry["metadata"]["namespace"] for entry in objects if entry["kind"] == kind}
+        assert namespaces == {"team-a", "team-b", "gputraining-system"}
     assert _environment(objects)["WATCH_NAMESPACES"] == "team-a,team-b"
 
 
@@ -121,9 +126,37 @@ def test_no_right_beyond_need() -> None:
     assert "secrets" not in {resource for resource, _ in granted}
 
 
+def test_the_lease_is_the_only_one_that_the_operator_may_touch() -> None:
+    objects = render({"fullnameOverride": "mine"}, namespace="here")
+    role = one(objects, "Role")
+    assert role["metadata"]["namespace"] == "here"
+    assert [(rule.get("resourceNames"), rule["verbs"]) for rule in role["rules"]] == [
+        (None, ["create"]),
+        ([_environment(objects)["GPUTRAINING_LEASE_NAME"]], ["get", "update"]),
+    ]
+
+
+def test_replicas_stand_by_on_different_nodes_and_none_is_missing_in_an_upgrade() -> None:
+    deployment = one(render(), "Deployment")["spec"]
+    assert deployment["replicas"] == 2
+    assert deployment["strategy"]["rollingUpdate"] == {"maxUnavailable": 0, "maxSurge": 1}
+    selector = {"matchLabels": deployment["selector"]["matchLabels"]}
+    (preferred,) = deployment["template"]["spec"]["affinity"]["podAntiAffinity"].values()
+    assert preferred[0]["podAffinityTerm"] == {"topologyKey": "kubernetes.io/hostname", "labelSelector": selector}
+    budget = one(render(), "PodDisruptionBudget")["spec"]
+    assert budget == {"maxUnavailable": 1, "selector": selector}
+    assert not [entry for entry in render({"replicas": 1}) if entry["kind"] == "PodDisruptionBudget"]
+    mine: Json = {"nodeAffinity": {}}
+    assert one(render({"affinity": mine}), "Deployment")["spec"]["template"]["spec"]["affinity"] == mine
+
+
 def _environment(objects: list[Json]) -> dict[str, str]:
+    """Environment of the operator; what comes from a field of its pod shows as that field."""
     (container,) = one(objects, "Deployment")["spec"]["template"]["spec"]["containers"]
-    return {variable["name"]: variable["value"] for variable in container["env"]}
+    return {
+        entry["name"]: entry["valueFrom"]["fieldRef"]["fieldPath"] if "valueFrom" in entry else entry["value"]
+        for entry in container["env"]
+    }
 
 
 def test_images() -> None:
@@ -142,13 +175,21 @@ def test_settings_are_taken_by_the_operator() -> None:
     settings = load_settings(_environment(render(values | {"watchNamespaces": ["a"]})))
     assert (settings.log_level, settings.log_json, settings.metrics_port) == ("DEBUG", False, 9000)
     assert (settings.pull_concurrency, settings.watch_namespaces) == (7, ("a",))
-    assert load_settings(_environment(render())).log_json
+    settings = load_settings(_environment(render()))
+    assert settings.log_json
+    assert settings.leader_election
+    assert (settings.lease_name, settings.lease_namespace, settings.identity) == (
+        "gputraining-operator",
+        "metadata.namespace",
+        "metadata.name",
+    )
 
 
 @pytest.mark.parametrize(
     ("key", "value", "text"),
     [
-        ("replicas", 2, "additional properties 'replicas' not allowed"),
+        ("replica", 2, "additional properties 'replica' not allowed"),
+        ("replicas", 0, "minimum: got 0, want 1"),
         ("image.name", "x", "additional properties 'name' not allowed"),
         ("image.repository", "x:latest", "does not match pattern"),
         ("image.digest", "abc", "does not match pattern"),

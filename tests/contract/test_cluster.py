@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -15,6 +16,7 @@ from gputraining_operator.api import Json
 from gputraining_operator.cluster import ApiError, Cluster
 from gputraining_operator.controller import render_event
 from gputraining_operator.events import EventToPost
+from gputraining_operator.lease import Election, Terms
 from gputraining_operator.render import render_job
 from gputraining_operator.spec import GpuTraining, parse_training
 from tests.contract.kube import NOBODY, KubeApi, Trainings, is_gone, training
@@ -103,12 +105,12 @@ async def test_a_job_is_created_once(cluster: Cluster, stored: GpuTraining, kube
     assert created["metadata"]["uid"] in {item["metadata"]["uid"] for item in listed}
     assert version > 0
 
-    await cluster.delete_job(stored.namespace, f"{stored.name}-7", "another-uid")
+    await cluster.delete_job(stored.namespace, f"{stored.name}-7", "another-uid", foreground=True)
     assert (await cluster.get_job(stored.namespace, f"{stored.name}-7"))["metadata"].get("deletionTimestamp") is None
-    await cluster.delete_job(stored.namespace, f"{stored.name}-7", created["metadata"]["uid"])
+    await cluster.delete_job(stored.namespace, f"{stored.name}-7", created["metadata"]["uid"], foreground=True)
     path = f"/apis/kubeflow.org/v1/namespaces/{stored.namespace}/pytorchjobs/{stored.name}-7"
     kube.wait("the job is gone", lambda: is_gone(kube, path))
-    await cluster.delete_job(stored.namespace, f"{stored.name}-7", created["metadata"]["uid"])
+    await cluster.delete_job(stored.namespace, f"{stored.name}-7", created["metadata"]["uid"], foreground=True)
 
 
 async def test_an_invalid_job_is_refused_with_a_status_that_means_for_good(
@@ -153,3 +155,39 @@ async def test_requests_are_counted_and_an_absent_server_is_told(
     await nowhere.close()
     assert error.status == 0
     assert str(error).startswith("the API server cannot be reached")
+
+
+async def test_a_lease_is_written_only_as_it_was_read(cluster: Cluster, namespace: str) -> None:
+    assert await cluster.get_lease(namespace, "l") is None
+    created = await cluster.create_lease(lease_body(namespace, "a"))
+    assert (await refusal(cluster.create_lease(lease_body(namespace, "b")))).reason == "AlreadyExists"
+    renewed = created | {"spec": created["spec"] | {"holderIdentity": "b"}}
+    await cluster.update_lease(renewed)
+    assert (await refusal(cluster.update_lease(renewed))).reason == "Conflict"
+    now = await cluster.get_lease(namespace, "l")
+    assert now is not None
+    assert now["spec"]["holderIdentity"] == "b"
+
+
+def lease_body(namespace: str, holder: str) -> Json:
+    spec = {"holderIdentity": holder, "leaseDurationSeconds": 15}
+    meta = {"name": "l", "namespace": namespace}
+    return {"apiVersion": "coordination.k8s.io/v1", "kind": "Lease", "metadata": meta, "spec": spec}
+
+
+async def test_two_replicas_agree_on_one_and_take_over_from_each_other(cluster: Cluster, namespace: str) -> None:
+    terms = Terms(duration=4, renew_deadline=2, retry=0.2)
+    first, second, third = (Election(cluster, namespace, "l", name, terms) for name in ("a", "b", "c"))
+    await first.acquire()
+    keeping, waiting = asyncio.ensure_future(first.keep()), asyncio.ensure_future(second.acquire())
+    done, _ = await asyncio.wait([keeping, waiting], timeout=6)
+    assert not done, "longer than the lease lasts: it is renewed, and left alone"
+    assert (first.leads(), second.leads()) == (True, False)
+    keeping.cancel()  # as a crash: nothing is released
+    await waiting
+    assert (first.leads(), second.leads()) == (False, True)
+    await second.release()
+    async with asyncio.timeout(3):
+        await third.acquire()
+    assert (second.leads(), third.leads()) == (False, True)
+    await third.release()

@@ -58,7 +58,7 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version }}
 - apiGroups: [""]
   resources: [pods]
   verbs: [list, watch]
-# Listed to say why the training-operator could not make a pod.
+# Listed to say why the training-operator could not make a pod, or the kubelet could not mount a volume.
 - apiGroups: [""]
   resources: [events]
   verbs: [list, create]

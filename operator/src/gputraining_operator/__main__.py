@@ -6,15 +6,19 @@ import asyncio
 import logging
 import os
 import sys
+from typing import Final
 
 import kopf
 
 from gputraining_operator.handlers import Operator, register
 from gputraining_operator.settings import Settings, SettingsError, load_settings
 
+EXIT_RESTART: Final = 3
+"""The operator wants to be started again; the log says why."""
+
 
 def main() -> int:
-    """Run until a signal; returns the exit code."""
+    """Run until a signal, or until it has to start anew; returns the exit code."""
     try:
         settings = load_settings(os.environ)
     except SettingsError as error:
@@ -22,7 +26,8 @@ def main() -> int:
         return 64
     configure_logging(settings)
     registry = kopf.OperatorRegistry()
-    register(registry, Operator(settings))
+    operator = Operator(settings)
+    register(registry, operator)
     kopf_settings = kopf.OperatorSettings()
     # A namespaced installation may not list CRDs and namespaces.
     kopf_settings.scanning.disabled = bool(settings.watch_namespaces)
@@ -33,9 +38,10 @@ def main() -> int:
             standalone=True,
             clusterwide=not settings.watch_namespaces,
             namespaces=settings.watch_namespaces,
+            stop_flag=operator.restart,
         )
     )
-    return 0
+    return EXIT_RESTART if operator.restart.is_set() else 0
 
 
 def configure_logging(settings: Settings) -> None:

@@ -28,6 +28,8 @@ from gputraining_operator.api import (
 _TIMEOUT: Final = aiohttp.ClientTimeout(total=30, connect=5)
 _PAGE: Final = 500
 _OURS: Final = f"{LABEL_MANAGED_BY}={MANAGER}"
+_CREATION_FAILURES: Final = ("FailedCreatePod", "FailedCreateService")
+_VOLUME_FAILURES: Final = ("FailedMount", "FailedAttachVolume")
 
 
 class ApiError(Exception):
@@ -53,12 +55,19 @@ Observer = Callable[[str, str, int], None]
 
 
 class Cluster:
-    """Requests that the operator makes. All methods raise `ApiError`."""
+    """Requests that the operator makes. All methods raise `ApiError`.
+
+    Attributes:
+        may_write: asked before each write but those of leases; a replica that does not lead changes nothing.
+        serves_jobs: whether the API server knew the kind PyTorchJob when it was asked last.
+    """
 
     def __init__(self, client: ApiClient, namespaces: tuple[str, ...] = (), observer: Observer | None = None) -> None:
         self._client = client
         self._namespaces = namespaces
         self._observe = observer or (lambda verb, resource, status: None)
+        self.may_write: Callable[[], bool] = lambda: True
+        self.serves_jobs = False
 
     @classmethod
     async def connect(cls, namespaces: tuple[str, ...], observer: Observer) -> Cluster:
@@ -85,13 +94,17 @@ class Cluster:
         """Read a PyTorchJob."""
         return await self._request("GET", f"{_job_path(namespace)}/{name}", "pytorchjobs")
 
-    async def delete_job(self, namespace: str, name: str, uid: str) -> None:
-        """Delete a PyTorchJob and its pods; one that is gone already is no error."""
-        await self._delete(f"{_job_path(namespace)}/{name}", "pytorchjobs", uid)
+    async def delete_job(self, namespace: str, name: str, uid: str, *, foreground: bool) -> None:
+        """Delete a PyTorchJob and its pods; one that is gone already is no error.
+
+        In the foreground the job stays until its pods are gone, so that its absence tells of theirs.
+        """
+        policy = "Foreground" if foreground else "Background"
+        await self._delete(f"{_job_path(namespace)}/{name}", "pytorchjobs", uid, policy)
 
     async def delete_training(self, namespace: str, name: str, uid: str) -> None:
         """Delete a GpuTraining and what it owns; one that is gone already is no error."""
-        await self._delete(f"{_training_path(namespace)}/{name}", "gputrainings", uid)
+        await self._delete(f"{_training_path(namespace)}/{name}", "gputrainings", uid, "Background")
 
     async def apply_status(self, namespace: str, name: str, resource_version: int, status: Json) -> Json:
         """Make ``status`` the whole status of a GpuTraining, by server-side apply: fields left out go away.
@@ -122,11 +135,16 @@ class Cluster:
     async def list_jobs(self) -> tuple[list[Json], int]:
         """All PyTorchJobs that we made; none when the cluster does not know the kind."""
         try:
-            return await self._list_served(f"/apis/{JOB_GROUP}/{JOB_VERSION}", JOB_PLURAL, [("labelSelector", _OURS)])
+            listing = await self._list_served(
+                f"/apis/{JOB_GROUP}/{JOB_VERSION}", JOB_PLURAL, [("labelSelector", _OURS)]
+            )
         except ApiError as error:
             if error.status == 404:
+                self.serves_jobs = False
                 return [], 0
             raise
+        self.serves_jobs = True
+        return listing
 
     async def list_pods(self) -> tuple[list[Json], int]:
         """All pods of our jobs."""
@@ -142,11 +160,38 @@ class Cluster:
         return (await self._list("/api/v1/pods", "pods", query))[0]
 
     async def latest_warning(self, namespace: str, uid: str) -> str | None:
-        """Message of the newest warning event on an object, or None."""
-        query = [("fieldSelector", f"involvedObject.uid={uid},type=Warning")]
+        """What the training-operator said last about a PyTorchJob whose pods or services it cannot make, or None."""
+        failures = [event for event in await self._events(namespace, uid) if event.get("reason") in _CREATION_FAILURES]
+        return failures[-1].get("message") if failures else None
+
+    async def latest_pod_warning(self, namespace: str, uid: str) -> str | None:
+        """What the kubelet says about a volume that it cannot mount into a pod, or None when it got further since."""
+        events = await self._events(namespace, uid)
+        return events[-1].get("message") if events and events[-1].get("reason") in _VOLUME_FAILURES else None
+
+    async def get_lease(self, namespace: str, name: str) -> Json | None:
+        """Read a Lease; None when there is none."""
+        try:
+            return await self._request("GET", f"{_lease_path(namespace)}/{name}", "leases")
+        except ApiError as error:
+            if error.status == 404:
+                return None
+            raise
+
+    async def create_lease(self, body: Json) -> Json:
+        """Create a Lease; 409 ``AlreadyExists`` when somebody was faster."""
+        return await self._request("POST", _lease_path(body["metadata"]["namespace"]), "leases", body=body)
+
+    async def update_lease(self, body: Json) -> Json:
+        """Replace a Lease; 409 ``Conflict`` when it is not any more as it was read (by resourceVersion)."""
+        meta = body["metadata"]
+        return await self._request("PUT", f"{_lease_path(meta['namespace'])}/{meta['name']}", "leases", body=body)
+
+    async def _events(self, namespace: str, uid: str) -> list[Json]:
+        """The events about an object, newest last."""
+        query = [("fieldSelector", f"involvedObject.uid={uid}")]
         events, _ = await self._list(f"/api/v1/namespaces/{namespace}/events", "events", query)
-        newest = max(events, key=_event_time, default=None)
-        return newest.get("message") if newest else None
+        return sorted(events, key=_event_order)
 
     async def _list_served(self, prefix: str, plural: str, query: list[tuple[str, Any]]) -> tuple[list[Json], int]:
         if not self._namespaces:
@@ -166,12 +211,12 @@ class Cluster:
             if not token:
                 return items, version
 
-    async def _delete(self, path: str, resource: str, uid: str) -> None:
+    async def _delete(self, path: str, resource: str, uid: str, policy: str) -> None:
         body = {
             "apiVersion": "v1",
             "kind": "DeleteOptions",
             "preconditions": {"uid": uid},
-            "propagationPolicy": "Background",
+            "propagationPolicy": policy,
         }
         try:
             await self._request("DELETE", path, resource, body=body)
@@ -189,6 +234,8 @@ class Cluster:
         query: list[tuple[str, Any]] | None = None,
         content_type: str = "application/json",
     ) -> Json:
+        if method != "GET" and resource != "leases" and not self.may_write():
+            raise ApiError(0, "NotLeading", "another replica leads, this one changes nothing")
         headers = {"Accept": "application/json", "Content-Type": content_type}
         status = 0
         try:
@@ -222,9 +269,10 @@ def _api_error(status: int, headers: Any, data: bytes) -> ApiError:
     return ApiError(status, reason, message, float(retry_after) if retry_after.isdigit() else None)
 
 
-def _event_time(event: Json) -> str:
-    time: str = event.get("lastTimestamp") or event["metadata"]["creationTimestamp"]
-    return time
+def _event_order(event: Json) -> tuple[str, int]:
+    meta = event["metadata"]
+    time = event.get("lastTimestamp") or event.get("eventTime") or meta["creationTimestamp"]
+    return time, int(meta.get("resourceVersion") or 0)
 
 
 def _job_path(namespace: str) -> str:
@@ -233,3 +281,7 @@ def _job_path(namespace: str) -> str:
 
 def _training_path(namespace: str) -> str:
     return f"/apis/{GROUP}/{VERSION}/namespaces/{namespace}/{PLURAL}"
+
+
+def _lease_path(namespace: str) -> str:
+    return f"/apis/coordination.k8s.io/v1/namespaces/{namespace}/leases"

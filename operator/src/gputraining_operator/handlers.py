@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Iterator
+from collections.abc import Coroutine, Iterator
 from contextlib import AsyncExitStack
 from typing import Any, Final
 
@@ -27,6 +27,7 @@ from gputraining_operator.api import (
 )
 from gputraining_operator.cluster import ApiError, Cluster
 from gputraining_operator.controller import Controller, run_workers
+from gputraining_operator.lease import Election
 from gputraining_operator.metrics import Metrics
 from gputraining_operator.observed import parse_job, parse_pod
 from gputraining_operator.pull import Puller
@@ -51,12 +52,17 @@ class _ForEver:
 
 
 class Operator:
-    """Everything that lives as long as the process."""
+    """Everything that lives as long as the process.
+
+    Attributes:
+        restart: set when the process has to end and start anew.
+    """
 
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
         self.metrics = Metrics()
         self.store = Store()
+        self.restart = asyncio.Event()
         self._stack = AsyncExitStack()
         self._controller: Controller | None = None
 
@@ -67,54 +73,89 @@ class Operator:
         return self._controller
 
     async def start(self) -> None:
-        """Fill the store, then start the workers, the sweep and the HTTP port."""
-        stack = self._stack
-        cluster = await Cluster.connect(self.settings.watch_namespaces, self.metrics.observe_request)
+        """Fill the store, start the HTTP port and the sweep, and take part in the election."""
+        settings, stack = self.settings, self._stack
+        cluster = await Cluster.connect(settings.watch_namespaces, self.metrics.observe_request)
         stack.push_async_callback(cluster.close)
-        puller = await stack.enter_async_context(Puller(self.settings.pull_concurrency))
-        self._controller = Controller(cluster, self.store, self.metrics, self.settings.trainer_image)
-        stack.callback(self._controller.queue.close)
+        puller = await stack.enter_async_context(Puller(settings.pull_concurrency))
+        controller = self._controller = Controller(cluster, self.store, self.metrics, settings.trainer_image)
+        stack.callback(controller.queue.close)
+        election = None
+        if settings.leader_election:
+            election = Election(cluster, settings.lease_namespace, settings.lease_name, settings.identity)
+            cluster.may_write = self.metrics.leads = election.leads
+        namespaced = bool(settings.watch_namespaces)
         sweep = Sweep(
-            self._controller,
+            controller,
             cluster,
             puller,
             self.metrics,
-            self.settings.resync_seconds,
+            settings.resync_seconds,
             # A namespaced installation has no right to see nodes and other people's pods.
-            sees_nodes=not self.settings.watch_namespaces,
+            sees_nodes=not namespaced,
+            # Nor to watch for new kinds: kopf knows those that were there when it started.
+            on_new_kind=(lambda: self.ask_for_restart("the PyTorchJob kind is new")) if namespaced else None,
         )
         synced = False
         runner = await start_server(
-            self.settings.metrics_port,
+            settings.metrics_port,
             self.metrics.registry,
-            healthy=lambda: not synced or sweep.seconds_since_tick < STALE_SWEEP_SECONDS,
+            healthy=lambda: (
+                not self.restart.is_set() and (not synced or sweep.seconds_since_tick < STALE_SWEEP_SECONDS)
+            ),
             ready=lambda: synced,
         )
         stack.push_async_callback(runner.cleanup)
         for delay in _ForEver():
             try:
-                await self._controller.resync()
+                await controller.resync()
                 break
             except ApiError as error:
                 logger.warning("start: %s; trying again in %.0f s", error, delay)
                 await asyncio.sleep(delay)
         synced = True
-        self._spawn(run_workers(self._controller, self.settings.reconcile_workers))
         self._spawn(sweep.run())
-        logger.info("serving %s", ", ".join(self.settings.watch_namespaces) or "all namespaces")
+        self._spawn(self._work(controller, election))
+        logger.info("watching %s", ", ".join(settings.watch_namespaces) or "all namespaces")
+
+    async def _work(self, controller: Controller, election: Election | None) -> None:
+        """Reconcile while this replica leads; one that has lost its lead starts anew, with nothing half done."""
+        if election is None:
+            return await run_workers(controller, self.settings.reconcile_workers)
+        await election.acquire()
+        workers = asyncio.create_task(run_workers(controller, self.settings.reconcile_workers))
+        try:
+            await election.keep()
+        finally:
+            workers.cancel()
+            await asyncio.gather(workers, return_exceptions=True)
+            await election.release()
+        self.ask_for_restart("the lease is lost")
+        return None
+
+    def ask_for_restart(self, why: str) -> None:
+        """Stop the process in good order; the kubelet starts it anew."""
+        logger.error("%s; exiting for a restart", why)
+        self.restart.set()
 
     async def stop(self) -> None:
         """Stop all of it, in reverse order."""
         await self._stack.aclose()
 
-    def _spawn(self, work: Any) -> None:
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.get_running_loop().create_task(work)
+        task.add_done_callback(self._ended)
 
         async def cancel() -> None:
             task.cancel()
             await asyncio.gather(task, return_exceptions=True)
 
         self._stack.push_async_callback(cancel)
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        if not task.cancelled() and (error := task.exception()) is not None:
+            logger.error("a background task failed", exc_info=error)
+            self.ask_for_restart("it cannot go on")
 
 
 def register(registry: kopf.OperatorRegistry, operator: Operator) -> None:
@@ -163,7 +204,7 @@ def register(registry: kopf.OperatorRegistry, operator: Operator) -> None:
 
 
 def configure(settings: kopf.OperatorSettings) -> None:
-    """kopf's own settings, each with its reason in docs/design.md §5."""
+    """kopf's own settings, each with its reason in docs/design.md §6."""
     ours = f"{LABEL_MANAGED_BY}={MANAGER}"
     settings.watching.label_selectors["v1", "pods"] = ours
     settings.watching.label_selectors[JOB_GROUP, JOB_VERSION, JOB_PLURAL] = ours

@@ -19,6 +19,10 @@ class PullError(Exception):
     """A pod gave no usable record; the text says why, for people."""
 
 
+class NothingListensError(PullError):
+    """The pod refuses the connection: a script of one's own need not serve its progress."""
+
+
 class Puller:
     """An HTTP client for the progress port of pods."""
 
@@ -29,7 +33,14 @@ class Puller:
     async def __aenter__(self) -> Self:
         # Pods come and go, so connections are not kept; a proxy of the environment is not for pod addresses.
         connector = aiohttp.TCPConnector(limit=0, force_close=True)
-        self._session = aiohttp.ClientSession(timeout=_TIMEOUT, connector=connector, trust_env=False)
+        # Nothing is unpacked: a few kilobytes could become gigabytes of memory.
+        self._session = aiohttp.ClientSession(
+            timeout=_TIMEOUT,
+            connector=connector,
+            trust_env=False,
+            auto_decompress=False,
+            headers={"Accept-Encoding": "identity"},
+        )
         return self
 
     async def __aexit__(
@@ -52,9 +63,11 @@ class Puller:
                 async with self._session.get(url, allow_redirects=False) as response:
                     if response.status != 200:
                         raise PullError(f"its progress port answers {response.status}")
+                    if encoding := response.headers.get("Content-Encoding"):
+                        raise PullError(f"its progress is packed ({encoding[:20]}); it must be plain JSON")
                     body = await _bounded_body(response)
             except aiohttp.ClientConnectorError:
-                raise PullError(f"nothing listens on port {PROGRESS_PORT}") from None
+                raise NothingListensError(f"nothing listens on port {PROGRESS_PORT}") from None
             except (aiohttp.ClientError, TimeoutError, OSError) as error:
                 raise PullError(f"its progress port does not answer ({type(error).__name__})") from None
         try:

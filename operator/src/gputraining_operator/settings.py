@@ -21,6 +21,10 @@ class Settings:
         reconcile_workers: how many trainings are reconciled at the same time.
         pull_concurrency: how many progress requests are in flight at the same time.
         resync_seconds: how often the caches are compared with the API server, in case a watch lost an event.
+        leader_election: whether several replicas agree on one that acts (GPUTRAINING_LEADER_ELECTION, true or false).
+        lease_name: name of their Lease (GPUTRAINING_LEASE_NAME).
+        lease_namespace: its namespace, the operator's own (POD_NAMESPACE).
+        identity: name of this replica in the Lease, its pod's (POD_NAME).
         log_level: name of a level of the logging module.
         log_json: one JSON object per line instead of text.
     """
@@ -31,6 +35,10 @@ class Settings:
     reconcile_workers: int = 32
     pull_concurrency: int = 64
     resync_seconds: int = 60
+    leader_election: bool = False
+    lease_name: str = ""
+    lease_namespace: str = ""
+    identity: str = ""
     log_level: str = "INFO"
     log_json: bool = False
 
@@ -44,6 +52,10 @@ def load_settings(environment: Mapping[str, str]) -> Settings:
     image = environment.get("TRAINER_IMAGE", "")
     if not image:
         raise SettingsError("TRAINER_IMAGE: not set; give the image of the built-in trainer")
+    election = _choice(environment, "GPUTRAINING_LEADER_ELECTION", "false", ("true", "false")) == "true"
+    for name in ("POD_NAME", "POD_NAMESPACE"):
+        if election and not environment.get(name):
+            raise SettingsError(f"{name}: not set; GPUTRAINING_LEADER_ELECTION needs it (downward API)")
     return Settings(
         trainer_image=image,
         watch_namespaces=tuple(n for n in _split(environment.get("WATCH_NAMESPACES", ""))),
@@ -51,6 +63,10 @@ def load_settings(environment: Mapping[str, str]) -> Settings:
         reconcile_workers=_integer(environment, "RECONCILE_WORKERS", 32, 1, 1024),
         pull_concurrency=_integer(environment, "PULL_CONCURRENCY", 64, 1, 4096),
         resync_seconds=_integer(environment, "RESYNC_SECONDS", 60, 5, 86400),
+        leader_election=election,
+        lease_name=environment.get("GPUTRAINING_LEASE_NAME") or "gputraining-operator",
+        lease_namespace=environment.get("POD_NAMESPACE", ""),
+        identity=environment.get("POD_NAME", ""),
         log_level=_choice(environment, "LOG_LEVEL", "INFO", ("DEBUG", "INFO", "WARNING", "ERROR")),
         log_json=_choice(environment, "LOG_FORMAT", "plain", ("plain", "json")) == "json",
     )

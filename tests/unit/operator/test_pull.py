@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gzip
 import json
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
@@ -15,7 +16,7 @@ from aiohttp import web
 
 from gputraining_operator import pull
 from gputraining_operator.progress import MAX_BODY_BYTES
-from gputraining_operator.pull import Puller, PullError
+from gputraining_operator.pull import NothingListensError, Puller, PullError
 from tests.unit.operator.builders import running_pod
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
@@ -82,6 +83,18 @@ async def test_an_endless_body_is_cut_off(monkeypatch: pytest.MonkeyPatch) -> No
     assert await problem_with(answer, monkeypatch) == f"its progress is larger than {MAX_BODY_BYTES} bytes"
 
 
+async def test_a_packed_body_is_not_unpacked(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[str] = []
+
+    async def answer(request: web.Request) -> web.Response:
+        asked.append(request.headers["Accept-Encoding"])
+        bomb = gzip.compress(b" " * 10_000_000)
+        return web.Response(body=bomb, headers={"Content-Encoding": "gzip"})
+
+    assert await problem_with(answer, monkeypatch) == "its progress is packed (gzip); it must be plain JSON"
+    assert asked == ["identity"]
+
+
 async def test_garbage_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     async def answer(request: web.Request) -> web.Response:
         return web.Response(text=json.dumps(RECORD | {"step": "many"}))
@@ -106,5 +119,5 @@ async def test_silence_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
 async def test_nothing_listens(monkeypatch: pytest.MonkeyPatch, unused_tcp_port: int) -> None:
     monkeypatch.setattr(pull, "PROGRESS_PORT", unused_tcp_port)
     async with Puller(4) as puller:
-        with pytest.raises(PullError, match=f"nothing listens on port {unused_tcp_port}"):
+        with pytest.raises(NothingListensError, match=f"nothing listens on port {unused_tcp_port}"):
             await puller.pull(POD)
