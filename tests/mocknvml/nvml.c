@@ -7,16 +7,20 @@
  *   MOCK_NVML_NO_POWER    index of a GPU that does not support reading its power, default 1; -1: none
  *   MOCK_NVML_LOST        index of a GPU that is lost, default 2; -1: none
  *   MOCK_NVML_LOST_FILE   the GPU is lost only once this file exists
+ *   MOCK_NVML_XID         an XID that GPU 0 raises once, when it is first waited for; default none
+ *   MOCK_NVML_ECC         uncorrected ECC errors of GPU 0, default 0; other GPUs do not support ECC
+ *   The energy counter of a GPU rises by 2 J with each reading; a GPU without power has none.
  * GPU i: UUID GPU-0000000i-mock, utilization 90 - 10 i %, memory (i + 1) GiB of 80 GiB, 300 + i W, 60 + i degrees.
  */
 #include <stdio.h>
 #include <stdlib.h>
 #include <unistd.h>
 
-enum { SUCCESS = 0, INVALID_ARGUMENT = 2, NOT_SUPPORTED = 3, NOT_FOUND = 6, GPU_IS_LOST = 15, MAX_GPUS = 16 };
+enum { SUCCESS = 0, INVALID_ARGUMENT = 2, NOT_SUPPORTED = 3, NOT_FOUND = 6, TIMEOUT = 10, GPU_IS_LOST = 15, MAX_GPUS = 16 };
 
 typedef struct { int index; } gpu;
 typedef struct { unsigned gpu, memory; } utilization;
+typedef struct { gpu *device; unsigned long long type, data; unsigned instance, compute; } event;
 typedef struct { unsigned long long total, free, used; } memory;
 
 static gpu gpus[MAX_GPUS];
@@ -44,6 +48,7 @@ int nvmlShutdown(void) { return SUCCESS; }
 const char *nvmlErrorString(int code) {
     switch (code) {
     case SUCCESS: return "Success";
+    case TIMEOUT: return "Timeout";
     case NOT_SUPPORTED: return "Not Supported";
     case GPU_IS_LOST: return "GPU is lost";
     default: return "Invalid Argument";
@@ -101,5 +106,43 @@ int nvmlDeviceGetTemperature(const gpu *device, int sensor, unsigned *celsius) {
     if (lost(device)) return GPU_IS_LOST;
     if (sensor != 0) return INVALID_ARGUMENT;
     *celsius = 60u + (unsigned)device->index;
+    return SUCCESS;
+}
+
+int nvmlDeviceGetTotalEnergyConsumption(const gpu *device, unsigned long long *millijoules) {
+    static unsigned long long readings[MAX_GPUS];
+    if (lost(device)) return GPU_IS_LOST;
+    if (device->index == setting("MOCK_NVML_NO_POWER", 1)) return NOT_SUPPORTED;
+    *millijoules = 1000000 + 2000 * ++readings[device->index];
+    return SUCCESS;
+}
+
+int nvmlDeviceGetTotalEccErrors(const gpu *device, int type, int counter, unsigned long long *count) {
+    if (lost(device)) return GPU_IS_LOST;
+    if (device->index != 0) return NOT_SUPPORTED;
+    if (type != 1 || counter != 0) return INVALID_ARGUMENT;
+    *count = (unsigned long long)setting("MOCK_NVML_ECC", 0);
+    return SUCCESS;
+}
+
+/* The one set of events; its content is whether the XID was raised already. */
+static int raised;
+
+int nvmlEventSetCreate(int **set) { raised = 0; *set = &raised; return SUCCESS; }
+int nvmlEventSetFree(int *set) { (void)set; return SUCCESS; }
+
+int nvmlDeviceRegisterEvents(const gpu *device, unsigned long long types, int *set) {
+    (void)types, (void)set;
+    return device->index == 0 ? SUCCESS : NOT_SUPPORTED;
+}
+
+int nvmlEventSetWait_v2(int *set, event *raises, unsigned milliseconds) {
+    int xid = setting("MOCK_NVML_XID", 0);
+    if (!xid || *set) {
+        usleep(1000 * (milliseconds < 10 ? milliseconds : 10));
+        return TIMEOUT;
+    }
+    *set = 1;
+    *raises = (event){ .device = &gpus[0], .type = 8, .data = (unsigned long long)xid };
     return SUCCESS;
 }

@@ -14,13 +14,13 @@ from gputraining_operator.spec import Spec
 def attempt_gpu_seconds(spec: Spec, pods: Sequence[PodView], now: datetime) -> int:
     """GPU-seconds that the pods of one attempt have held: from being placed on a node until the container ended.
 
-    A pod that vanished without a known end is counted until ``now``: rather too much than too little.
+    A pod that is gone without a known end counts until its grace was over, and where that is not known, until ``now``.
     """
     held = 0.0
     for pod in pods:
         if pod.scheduled is not None:
-            end = (pod.termination.finished if pod.termination else None) or now
-            held += max(0.0, (end - pod.scheduled).total_seconds())
+            end = (pod.termination and pod.termination.finished) or (pod.deletion_time if pod.gone else None) or now
+            held += max(0.0, (min(end, now) - pod.scheduled).total_seconds())
     return round(held * spec.gpus_per_worker)
 
 
@@ -36,20 +36,27 @@ def lost_gpu_seconds(spec: Spec, start: datetime, end: datetime, saved: datetime
     return round(max(0.0, (end - since).total_seconds()) * spec.workers * spec.gpus_per_worker)
 
 
+def attempt_share(attempt: Json | None, gpu_seconds: int, energy_joules: int | None) -> Json:
+    """What an attempt has cost by now: ``gpuSeconds``, and ``energyJoules`` where it is known.
+
+    A share never shrinks: an operator that starts anew does not see the pods that are gone, and a long last word can
+    lack the GPUs.
+    """
+    new: Json = {"gpuSeconds": gpu_seconds} | ({"energyJoules": energy_joules} if energy_joules is not None else {})
+    old: Json = {key: attempt[key] for key in ("gpuSeconds", "energyJoules") if attempt and key in attempt}
+    return old | {key: max(value, old.get(key, 0)) for key, value in new.items()}
+
+
 def account(totals: Json | None, attempt: Json | None, gpu_seconds: int, energy_joules: int | None) -> Json:
-    """The totals with the current attempt's share brought up to date.
+    """The totals with the share of the current attempt replaced by its new one; other totals stay.
 
     Args:
         totals: ``status.accounting`` so far, which holds the share that ``attempt`` tells.
         attempt: the attempt's entry as it stands in the status; None when it is new.
         gpu_seconds: what the attempt has held by now.
         energy_joules: what it has drawn by now, if known.
-
-    A share never shrinks: an operator that starts anew may no longer see pods that are gone.
     """
     new = dict(totals or {})
-    for key, value in (("gpuSeconds", gpu_seconds), ("energyJoules", energy_joules)):
-        if value is not None:
-            counted = (attempt or {}).get(key, 0)
-            new[key] = new.get(key, 0) + max(0, value - counted)
+    for key, value in attempt_share(attempt, gpu_seconds, energy_joules).items():
+        new[key] = new.get(key, 0) + value - (attempt or {}).get(key, 0)
     return new

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from datetime import datetime
 
-from gputraining_operator.accounting import account, attempt_energy_joules, attempt_gpu_seconds
+from gputraining_operator.accounting import account, attempt_energy_joules, attempt_gpu_seconds, attempt_share
 from gputraining_operator.api import Condition, Json, Reason
 from gputraining_operator.attempts import begun, last_attempt, put_attempt
 from gputraining_operator.decision import Observed, Plan
@@ -118,7 +118,7 @@ def with_accounting(observed: Observed, status: Json, now: datetime) -> Json:
     seconds = attempt_gpu_seconds(observed.training.spec, observed.pods, end)
     energy = attempt_energy_joules(final_records(observed))
     before = next((a for a in observed.training.status.get("attempts") or () if a["number"] == entry["number"]), None)
-    spent: Json = {"gpuSeconds": seconds} | ({"energyJoules": energy} if energy is not None else {})
+    spent = attempt_share(before, seconds, energy)
     return status | {
         "attempts": put_attempt(status["attempts"], entry | spent),
         "accounting": account(status.get("accounting"), before, seconds, energy),

@@ -21,7 +21,6 @@ _MAX_MESSAGE: Final = 1024
 # What follows from another's failure, the further from the cause the higher: when one worker fails the pods of the
 # others are deleted, a worker that is told to stop takes the others with it, and peers of one that vanished fail.
 _AFTERMATH: Final = {Reason.POD_DELETED: 1, Reason.PREEMPTED: 2, Reason.PEER_LOST: 3}
-_FIRST_CAUSE: Final = 1
 _LATEST: Final = datetime.max.replace(tzinfo=UTC)
 
 # Reasons of the pod condition DisruptionTarget, and of the pod itself when its kubelet ended or refused it.
@@ -74,11 +73,11 @@ def classify(job: JobView, pods: Iterable[PodView]) -> Failure:
     """Find the first cause among the failed pods of a job.
 
     A worker that died because another went away is a consequence, so it only counts when nobody else failed; among the
-    others the one that ended first is the cause.
+    others the one that ended, or was deleted, first is the cause.
     """
     failed = [(pod, _pod_failure(pod)) for pod in pods if has_failed(pod)]
     if failed:
-        _, failure = min(failed, key=lambda item: (item[1].aftermath, _end(item[0]), item[0].rank))
+        _, failure = min(failed, key=lambda item: (item[1].aftermath, *_order(*item), item[0].rank))
         if failure.aftermath and (job.gone or job.deleting):
             return Failure(Reason.JOB_DELETED, f"the PyTorchJob {job.name} was deleted")
         return failure
@@ -88,9 +87,15 @@ def classify(job: JobView, pods: Iterable[PodView]) -> Failure:
     return Failure(Reason.JOB_FAILED, _clip((condition or {}).get("message") or "the training-operator gave it up"))
 
 
-def has_first_cause(pods: Iterable[PodView]) -> bool:
-    """Whether a pod failed by itself, not only in consequence: the end of the one that caused it may be on its way."""
-    return any(_pod_failure(pod).aftermath <= _FIRST_CAUSE for pod in pods if has_failed(pod))
+def has_first_cause(pods: Sequence[PodView]) -> bool:
+    """Whether a pod failed by itself, not only in consequence: the end of the one that caused it may be on its way.
+
+    That a pod was deleted is the cause only when no other one is still ending: the training-operator deletes the pods
+    of a job whose first worker has ended.
+    """
+    ending = any(pod.deleting and not pod.over for pod in pods)
+    causes = {0} if ending else {0, _AFTERMATH[Reason.POD_DELETED]}
+    return any(_pod_failure(pod).aftermath in causes for pod in pods if has_failed(pod))
 
 
 def lost_worker(pod: PodView) -> Failure:
@@ -196,8 +201,10 @@ def _exit_code(pod: PodView) -> int:
     return pod.termination.exit_code if pod.termination else 0
 
 
-def _end(pod: PodView) -> datetime:
-    return (pod.termination.finished if pod.termination else None) or _LATEST
+def _order(pod: PodView, failure: Failure) -> tuple[int, datetime]:
+    """By when it was deleted, for the reasons that follow from that; else by when it ended."""
+    deleted = pod.deletion_version if failure.reason == Reason.POD_DELETED else 0
+    return deleted, (pod.termination.finished if pod.termination else None) or _LATEST
 
 
 def _clip(text: str) -> str:

@@ -80,6 +80,7 @@ class PodView:
     """A pod of a training. ``gone``: it is deleted, and this is how it was seen last.
 
     ``deletion_time`` is the moment by which a pod that is being deleted has to be gone: its grace is over then.
+    ``deletion_version`` is the resourceVersion at which its deletion was first seen, which tells who was deleted first.
     """
 
     namespace: str
@@ -105,6 +106,7 @@ class PodView:
     termination: Termination | None = None
     scheduled: datetime | None = None
     deletion_time: datetime | None = None
+    deletion_version: int = 0
     disruption: Disruption | None = None
     gone: bool = False
 
@@ -182,6 +184,7 @@ def parse_pod(body: Json) -> PodView:
         termination=_termination(state.get("terminated")),
         scheduled=_scheduled(conditions),
         deletion_time=_optional_time(meta.get("deletionTimestamp")),
+        deletion_version=int(meta.get("resourceVersion") or 0) if "deletionTimestamp" in meta else 0,
         disruption=_disruption(conditions),
     )
 

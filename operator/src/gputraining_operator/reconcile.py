@@ -190,9 +190,9 @@ def _broken_attempt(observed: Observed, job: JobView, now: datetime) -> Plan:
     if has_first_cause(pods):
         return attempt_over(observed, classify(job, pods), now)
     dead = [pod for pod in pods if lost(pod, now)]
-    if dead:
+    ending = [pod for pod in pods if pod.deleting and not pod.over and pod not in dead]
+    if dead and not ending:
         return attempt_over(observed, lost_worker(dead[0]), now)
-    ending = [pod for pod in pods if pod.deleting and not pod.over]
     if ending:
         last = max(pod.deletion_time or now for pod in ending)
         wait = (last + LOST_GRACE - now).total_seconds() + 0.1
@@ -280,7 +280,8 @@ def _running(observed: Observed, job: JobView, until_deadline: float | None, now
     training, spec, old = observed.training, observed.training.spec, observed.training.status
     same = tell_of_this_attempt(observed)
     progress = progress_status(old.get("progress"), observed.records, same_attempt=same)
-    told = progress if same or observed.records else None
+    # A worker that is still starting tells nothing of this attempt, and the former one's progress stays in sight.
+    told = progress if same or progress != old.get("progress") else None
     since = _running_since(old, now)
     stalls_at = stall_time(spec, told, since)
     stall = stall_condition(spec, old, told, observed.records, since, now)

@@ -102,7 +102,7 @@ class Store:
 
     def put_pod(self, pod: PodView) -> Key:
         """Remember a pod unless a newer state of it is known."""
-        return self._put(self._pods, pod)
+        return self._put(self._pods, self._with_deletion(pod))
 
     def drop_training(self, key: Key, uid: str) -> None:
         """Forget a training, unless its name belongs to another one by now."""
@@ -118,7 +118,7 @@ class Store:
 
     def drop_pod(self, pod: PodView) -> Key:
         """A pod is deleted."""
-        return self._drop(self._pods, replace(pod, gone=True))
+        return self._drop(self._pods, replace(self._with_deletion(pod), gone=True))
 
     def take_in(self, trainings: Listing[GpuTraining], jobs: Listing[JobView], pods: Listing[PodView]) -> set[Key]:
         """Take in full listings: put what they hold, drop what they lack. Returns the keys that changed.
@@ -139,6 +139,13 @@ class Store:
         changed |= self._take_in(self._jobs, jobs) | self._take_in(self._pods, pods)
         self._dropped.clear()
         return changed
+
+    def _with_deletion(self, pod: PodView) -> PodView:
+        """The pod with the version at which its deletion was first seen, not last."""
+        known = self._pods.get((pod.namespace, pod.training_name), {}).get(pod.uid)
+        if known is None or not known.deletion_version:
+            return pod
+        return replace(pod, deletion_version=min(known.deletion_version, pod.deletion_version or pod.resource_version))
 
     def _goes_on(self, key: Key) -> bool:
         training = self._trainings.get(key)

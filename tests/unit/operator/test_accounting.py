@@ -1,55 +1,73 @@
-"""What a training costs is counted once, whatever the operator goes through."""
+"""What a training costs: no second is counted twice, and none is forgotten."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gputraining_operator.accounting import account, attempt_energy_joules, attempt_gpu_seconds, lost_gpu_seconds
+from gputraining_operator.accounting import (
+    account,
+    attempt_energy_joules,
+    attempt_gpu_seconds,
+    attempt_share,
+    lost_gpu_seconds,
+)
 from gputraining_operator.api import Json
 from gputraining_operator.progress import GpuSample, ProgressRecord
 from gputraining_operator.spec import parse_spec
-from tests.unit.operator.builders import at, ended_pod, gone_pod, running_pod, unschedulable_pod
+from tests.unit.operator.builders import at, deleting_pod, ended_pod, gone_pod, running_pod, starting_pod
 
 SPEC = parse_spec({"workers": 2, "gpusPerWorker": 4, "training": {}})
+PLACED = replace(running_pod(0), scheduled=at(10))
 
 
-def test_gpus_are_held_from_being_placed_until_the_container_ends() -> None:
-    pods = [replace(running_pod(0), scheduled=at(10)), replace(ended_pod(1, ended=40), scheduled=at(20))]
-    assert attempt_gpu_seconds(SPEC, pods, at(60)) == 4 * (50 + 20)
-    assert attempt_gpu_seconds(SPEC, [unschedulable_pod(0, "x")], at(60)) == 0
-    assert attempt_gpu_seconds(SPEC, [gone_pod(replace(running_pod(0), scheduled=at(10)))], at(60)) == 200
+def test_gpus_are_held_from_being_placed_until_the_container_ended() -> None:
+    ended = replace(ended_pod(1, ended=40), scheduled=at(10))
+    unplaced = replace(starting_pod(2), scheduled=None)
+    assert attempt_gpu_seconds(SPEC, [PLACED, ended, unplaced], at(60)) == 4 * (50 + 30)
 
 
-def test_energy_is_the_sum_over_all_devices() -> None:
-    def record(*joules: float | None) -> ProgressRecord:
-        gpus = tuple(GpuSample(f"GPU-{joule}", energy_joules=joule) for joule in joules)
+def test_a_pod_that_is_gone_counts_until_its_grace_was_over() -> None:
+    assert attempt_gpu_seconds(SPEC, [gone_pod(deleting_pod(PLACED, until=30))], at(60)) == 4 * 20
+    assert attempt_gpu_seconds(SPEC, [gone_pod(PLACED)], at(60)) == 4 * 50
+    assert attempt_gpu_seconds(SPEC, [replace(ended_pod(0, ended=90), scheduled=at(10))], at(60)) == 4 * 50
+
+
+def test_energy_is_that_of_all_devices_that_tell() -> None:
+    def told(*joules: float | None) -> ProgressRecord:
+        gpus = tuple(GpuSample(f"GPU-{value}", energy_joules=value) for value in joules)
         return ProgressRecord("Training", at(0), gpus=gpus)
 
-    assert attempt_energy_joules({0: record(10.4, 20.4), 1: record(5.0)}) == 36
-    assert attempt_energy_joules({0: record(None)}) is None
-    assert attempt_energy_joules({0: record()}) is None
+    assert attempt_energy_joules({0: told(1.2, None), 1: told(2.4)}) == 4
+    assert attempt_energy_joules({0: told(None)}) is None
+    assert attempt_energy_joules({}) is None
 
 
-@pytest.mark.parametrize(("saved", "lost"), [(None, 400), (10, 320), (60, 0), (-5, 400)])
-def test_work_since_the_last_checkpoint_is_lost(saved: float | None, lost: int) -> None:
-    assert lost_gpu_seconds(SPEC, at(0), at(50), None if saved is None else at(saved)) == lost
+def test_lost_is_what_was_done_since_the_last_checkpoint() -> None:
+    assert lost_gpu_seconds(SPEC, at(0), at(100), at(90)) == 8 * 10
+    assert lost_gpu_seconds(SPEC, at(0), at(100), None) == 8 * 100
+    assert lost_gpu_seconds(SPEC, at(50), at(100), at(20)) == 8 * 50, "the checkpoint is of an earlier attempt"
+    assert lost_gpu_seconds(SPEC, at(0), at(100), at(101)) == 0
 
 
-@given(st.lists(st.lists(st.integers(0, 1000), min_size=1, max_size=5), min_size=1, max_size=5))
-def test_every_share_is_counted_once(attempts: list[list[int]]) -> None:
-    totals: Json | None = None
-    for shares in attempts:
-        entry: Json | None = None
-        for share in shares:
-            totals = account(totals, entry, share, None)
-            entry = {"gpuSeconds": max(share, (entry or {}).get("gpuSeconds", 0))}
-    assert totals == {"gpuSeconds": sum(max(shares) for shares in attempts)}
+def test_the_share_of_the_attempt_is_replaced() -> None:
+    totals = {"gpuSeconds": 100, "lostGpuSeconds": 7, "energyJoules": 50}
+    attempt = {"gpuSeconds": 40, "energyJoules": 50}
+    assert account(totals, attempt, 60, None) == {"gpuSeconds": 120, "lostGpuSeconds": 7, "energyJoules": 50}
+    assert account(None, None, 5, 9) == {"gpuSeconds": 5, "energyJoules": 9}
 
 
-def test_other_totals_stay() -> None:
-    totals = account({"lostGpuSeconds": 7, "gpuSeconds": 10, "energyJoules": 3}, {"gpuSeconds": 4}, 9, 5)
-    assert totals == {"lostGpuSeconds": 7, "gpuSeconds": 15, "energyJoules": 8}
+@given(st.lists(st.lists(st.tuples(st.integers(0, 10**9), st.none() | st.integers(0, 10**9))), max_size=4))
+def test_totals_are_the_sum_of_the_greatest_shares(attempts: list[list[tuple[int, int | None]]]) -> None:
+    totals: Json = {}
+    expected = {"gpuSeconds": 0, "energyJoules": 0}
+    for seen in attempts:
+        share: Json | None = None
+        for seconds, joules in seen:
+            totals, share = account(totals, share, seconds, joules), attempt_share(share, seconds, joules)
+        expected["gpuSeconds"] += max((seconds for seconds, _ in seen), default=0)
+        expected["energyJoules"] += max((joules or 0 for _, joules in seen), default=0)
+    assert totals.get("gpuSeconds", 0) == expected["gpuSeconds"]
+    assert totals.get("energyJoules", 0) == expected["energyJoules"]

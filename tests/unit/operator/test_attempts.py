@@ -114,7 +114,10 @@ def test_an_attempt_that_a_former_operator_made_is_taken_up() -> None:
 def test_a_new_attempt_tells_where_it_continues_and_its_progress_may_be_behind() -> None:
     second = job(attempt=2, creationTimestamp="2026-11-21T10:00:35Z")
     pending = status_of(decide(35, status_of(KILLED), job=second, pods=(starting_pod(0), starting_pod(1))))
-    plan = decide(45, pending, job=second, pods=TWO, records=told(41, 44, restored_step=40, **SAVED))
+    starting = {0: ProgressRecord("Rendezvous", at(43), rank=0)}
+    silent = decide(44, pending, job=second, pods=TWO, records=starting)
+    assert [event.reason for event in silent.events] == [Reason.RUNNING], "nothing is told of what is not known"
+    plan = decide(45, silent.status, job=second, pods=TWO, records=told(41, 44, restored_step=40, **SAVED))
     assert ("Restored", "attempt 2 continues at step 40 (4 steps lost)") in [(e.reason, e.message) for e in plan.events]
     status = status_of(plan)
     assert (status["progress"]["step"], status["progress"]["restoredStep"]) == (41, 40)

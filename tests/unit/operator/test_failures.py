@@ -87,6 +87,20 @@ def test_whoever_takes_a_pod_away_is_named(disruption: str, pod_reason: str, rea
     assert has_first_cause([follower, taken])
 
 
+def test_of_several_deleted_pods_the_one_deleted_first_counts() -> None:
+    first = replace(deleting_pod(ended_pod(1, 75, ended=61)), deletion_version=20)
+    cleaned_up = replace(deleting_pod(ended_pod(0, 75, ended=60)), deletion_version=30)
+    assert classify(job("Failed"), [cleaned_up, first]).worker == 1
+
+
+def test_a_deleted_pod_is_no_first_cause_while_another_one_is_still_ending() -> None:
+    cleaned_up = deleting_pod(ended_pod(0, 75, ended=60))
+    assert has_first_cause([cleaned_up])
+    assert not has_first_cause([cleaned_up, deleting_pod(running_pod(1), disruption="EvictionByEvictionAPI")])
+    killed = ended_pod(0, 137)
+    assert has_first_cause([killed, deleting_pod(running_pod(1))])
+
+
 def test_a_pod_deleted_after_its_own_failure_is_still_the_cause() -> None:
     cause = deleting_pod(ended_pod(1, 1, last_word("UserCodeError", "ValueError: boom"), ended=61))
     survivor = deleting_pod(ended_pod(0, 1, last_word("PeerLost", "worker 1 went away"), ended=60))

@@ -118,6 +118,12 @@ RECORDS = st.fixed_dictionaries(
         "worldSize": NUMBERS,
         "step": NUMBERS,
         "totalSteps": NUMBERS,
+        "restoredStep": NUMBERS,
+        "localStepSeconds": NUMBERS,
+        "checkpoint": st.fixed_dictionaries(
+            {}, optional={"step": NUMBERS, "time": TIMES, "error": st.text(max_size=520) | st.none()}
+        )
+        | st.none(),
         "estimatedRemainingSeconds": NUMBERS,
         "samplesPerSecond": NUMBERS,
         "metrics": st.dictionaries(
@@ -127,13 +133,15 @@ RECORDS = st.fixed_dictionaries(
         "gpus": st.lists(
             st.fixed_dictionaries(
                 {}, optional={"uuid": st.text(max_size=130), "utilizationPercent": NUMBERS, "memoryUsedBytes": NUMBERS,
-                              "temperatureCelsius": NUMBERS, "time": TIMES, "error": st.text(max_size=260)}
+                              "temperatureCelsius": NUMBERS, "energyJoules": NUMBERS,
+                              "uncorrectedEccErrors": NUMBERS, "xid": NUMBERS, "time": TIMES,
+                              "error": st.text(max_size=260)}
             ) | st.none(),
             max_size=17,
         ),
         "result": st.fixed_dictionaries({}, optional={"modelPath": st.text(max_size=3) | st.none()}) | st.none(),
         "error": st.fixed_dictionaries(
-            {}, optional={"type": st.sampled_from(["PeerLost", "x"]), "message": st.text(max_size=4) | st.none()}
+            {}, optional={"type": st.sampled_from(["NcclError", "x"]), "message": st.text(max_size=4) | st.none()}
         ),
     },
 )  # fmt: skip
@@ -183,6 +191,15 @@ def test_fold_sums_means_and_maxima() -> None:
     assert (folded.count, folded.model, folded.utilization_percent) == (3, "A100", 80)
     assert (folded.memory_used_bytes, folded.memory_total_bytes, folded.power_watts) == (30, 240, 900)
     assert (folded.max_temperature_celsius, folded.last_sample) == (64, at(-2))
+
+
+def test_fold_adds_energy_and_errors_and_lists_each_error_code_once() -> None:
+    used = {"energy_joules": 1.5, "uncorrected_ecc_errors": 2}
+    folded = fold_gpus(
+        [record(gpu("a", 80, **used, xid=79), gpu("b", 80, xid=79)), record(gpu("c", 80, **used, xid=48))]
+    )
+    assert folded is not None
+    assert (folded.energy_joules, folded.uncorrected_ecc_errors, folded.xids) == (3.0, 4, (48, 79))
 
 
 def test_fold_counts_a_shared_gpu_once() -> None:

@@ -109,6 +109,14 @@ def test_attempts_long_over_are_forgotten_but_not_while_their_pods_live() -> Non
     assert store.jobs(KEY) == ()
 
 
+def test_when_a_pod_was_deleted_is_kept() -> None:
+    store = filled()
+    for version in (20, 30, 40):
+        store.put_pod(replace(running_pod(0), deleting=True, resource_version=version, deletion_version=version))
+    store.drop_pod(replace(running_pod(0), deleting=True, resource_version=50, deletion_version=50))
+    assert store.pods(KEY, job())[0].deletion_version == 20
+
+
 def test_what_was_deleted_never_comes_back() -> None:
     store = filled()
     listing = Listing([training()], 5), Listing([job()], 5), Listing([running_pod(0), running_pod(1)], 5)

@@ -86,3 +86,24 @@ def test_a_driver_without_devices_means_no_gpus(nvml: pytest.MonkeyPatch) -> Non
     GpuSampler(report, 0.01).close()
     assert report.gpus == ()
     assert "gpus" not in report.record()
+
+
+def test_energy_counts_from_the_start_and_only_devices_with_ecc_tell_errors(nvml: pytest.MonkeyPatch) -> None:
+    nvml.setenv("MOCK_NVML_ECC", "3")
+    first, no_power, lost = visible_devices()
+    assert read_device(first).energy_joules == 2.0
+    assert read_device(first).energy_joules == 4.0
+    assert read_device(first).uncorrected_ecc_errors == 3
+    other = read_device(no_power)
+    assert (other.energy_joules, other.uncorrected_ecc_errors, other.error) == (None, None, None)
+    assert read_device(lost).energy_joules is None
+
+
+def test_a_critical_error_code_is_told(nvml: pytest.MonkeyPatch, check_record: Check) -> None:
+    nvml.setenv("MOCK_NVML_XID", "79")
+    report = Report()
+    sampler = GpuSampler(report, 0.01)
+    wait_for(lambda: any(gpu.xid for gpu in report.gpus), "the error code")
+    sampler.close()
+    assert [gpu.xid for gpu in report.gpus] == [79, None, None]
+    check_record(report.record())

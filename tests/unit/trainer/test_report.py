@@ -12,26 +12,39 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gputraining_trainer.meter import Rate
-from gputraining_trainer.report import Failure, GpuReading, Progress, Report, State, process_age
+from gputraining_trainer.report import CheckpointNote, Failure, GpuReading, Progress, Report, State, process_age
 from gputraining_trainer.termination import MAX_BYTES, encode_final
 from tests.unit.trainer.conftest import Check
 
-ERROR_TYPES = ("InvalidConfig", "DatasetNotFound", "OutOfMemory", "NonFiniteLoss", "PeerLost", "UserCodeError")
+ERROR_TYPES = (
+    "InvalidConfig",
+    "DatasetNotFound",
+    "OutOfMemory",
+    "NonFiniteLoss",
+    "PeerLost",
+    "UserCodeError",
+    "CheckpointNotFound",
+    "NcclError",
+)
 counts = st.none() | st.integers(0, 2**53 - 1)
 positive = st.none() | st.integers(1, 2**53 - 1)
 numbers = st.none() | st.floats()
+moments = st.datetimes(datetime(2020, 1, 1), datetime(2100, 1, 1), timezones=st.just(UTC))
 texts = st.text(st.characters(), max_size=5000)
 
 gpus = st.builds(
     GpuReading,
     uuid=st.text(max_size=200),
-    time=st.datetimes(datetime(2020, 1, 1), datetime(2100, 1, 1), timezones=st.just(UTC)),
+    time=moments,
     model=st.none() | st.text(max_size=200),
     utilization_percent=numbers,
     memory_used_bytes=counts,
     memory_total_bytes=counts,
     power_watts=numbers,
     temperature_celsius=numbers,
+    energy_joules=numbers,
+    uncorrected_ecc_errors=counts,
+    xid=counts,
     error=st.none() | st.text(max_size=400),
 )
 progresses = st.builds(
@@ -41,6 +54,9 @@ progresses = st.builds(
     total_epochs=positive,
     step=counts,
     total_steps=positive,
+    restored_step=counts,
+    checkpoint=st.none() | st.builds(CheckpointNote, counts, st.none() | moments, st.none() | texts),
+    local_step_seconds=numbers,
     remaining_seconds=numbers,
     samples_per_second=numbers,
     metrics=st.dictionaries(st.text(max_size=70) | st.from_regex(r"\A[a-z]{1,70}\Z"), st.floats(), max_size=40),

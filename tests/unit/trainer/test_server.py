@@ -12,7 +12,7 @@ from datetime import UTC, datetime
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from gputraining_trainer.report import GpuReading, Report, State
+from gputraining_trainer.report import CheckpointNote, GpuReading, Report, State
 from gputraining_trainer.server import ProgressServer
 from tests.unit.trainer.conftest import Check
 
@@ -28,10 +28,11 @@ def report() -> Report:
         total_steps=60,
         samples_per_second=100.0,
         remaining_seconds=12.0,
+        checkpoint=CheckpointNote(20, datetime.fromtimestamp(1000, UTC), None),
         metrics={"loss": 0.5, "learningRate": 0.001, "accuracy": 0.75, "f1": 0.5},
     )
     report.gpus = (
-        GpuReading("GPU-a", datetime.now(UTC), "NVIDIA X", 91.0, 10, 80, None, 60.0),
+        GpuReading("GPU-a", datetime.now(UTC), "NVIDIA X", 91.0, 10, 80, None, 60.0, 512.5, 2, 79),
         GpuReading("GPU-b", datetime.now(UTC), error="GPU is lost"),
     )
     return report
@@ -77,6 +78,11 @@ def test_metrics_have_standard_names_and_units(server: ProgressServer) -> None:
         ("gputraining_target_epochs",): 4.0,
         ("gputraining_samples_per_second",): 100.0,
         ("gputraining_remaining_seconds",): 12.0,
+        ("gputraining_checkpoint_step",): 20.0,
+        ("gputraining_checkpoint_timestamp_seconds",): 1000.0,
+        ("gputraining_gpu_energy_joules_total", "GPU-a", "NVIDIA X"): 512.5,
+        ("gputraining_gpu_uncorrected_ecc_errors", "GPU-a", "NVIDIA X"): 2.0,
+        ("gputraining_gpu_xid", "GPU-a", "NVIDIA X"): 79.0,
         ("gputraining_loss",): 0.5,
         ("gputraining_accuracy_ratio",): 0.75,
         ("gputraining_learning_rate",): 0.001,

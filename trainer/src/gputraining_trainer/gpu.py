@@ -11,9 +11,9 @@ import logging
 import os
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
 import pynvml
 
@@ -22,6 +22,11 @@ from gputraining_trainer.report import MAX_GPUS, GpuReading, Report
 T = TypeVar("T")
 
 log = logging.getLogger(__name__)
+
+APPLICATION_XIDS: Final = frozenset({13, 31, 43, 45, 68})
+"""Faults of the program, not of the device, as NVIDIA's device plugin sees it (k8s-device-plugin,
+internal/rm/health.go; https://docs.nvidia.com/deploy/xid-errors/)."""
+_EVENT_WAIT_MILLISECONDS: Final = 1000
 
 
 class GpuSampler:
@@ -44,20 +49,71 @@ class GpuSampler:
             devices = visible_devices() if ready else ()
             if not devices:
                 return  # no GPU, nothing to sample: the report has no GPUs then
+            xids = XidWatch(devices, self._closed)
             while True:
-                self._report.gpus = tuple(read_device(device) for device in devices)
+                readings = (read_device(device) for device in devices)
+                self._report.gpus = tuple(replace(reading, xid=xids.last.get(reading.uuid)) for reading in readings)
                 if self._closed.wait(self._interval):
                     return
 
 
+class XidWatch:
+    """Listens for the driver's critical error codes, in a thread of its own, since waiting for them blocks.
+
+    ``last`` has the last one of each device by UUID. Devices that tell none (MIG slices, for example) are left out.
+    """
+
+    def __init__(self, devices: Sequence[Device], closed: threading.Event) -> None:
+        self.last: dict[str, int] = {}
+        self._devices = [device for device in devices if device.handle is not None]
+        self._closed = closed
+        threading.Thread(target=self._run, name="gpu-xids", daemon=True).start()
+
+    def _run(self) -> None:
+        with _nvml() as ready, contextlib.suppress(pynvml.NVMLError):
+            if ready:
+                self._listen(pynvml.nvmlEventSetCreate())
+
+    def _listen(self, events: Any) -> None:
+        try:
+            listening = [device for device in self._devices if _register(device, events)]
+            while listening and not self._closed.is_set():
+                with contextlib.suppress(pynvml.NVMLError_Timeout):
+                    event = pynvml.nvmlEventSetWait_v2(events, _EVENT_WAIT_MILLISECONDS)
+                    self._note(event)
+        except pynvml.NVMLError as error:
+            log.warning("error codes of the GPUs are no longer listened for (%s)", error)
+        finally:
+            pynvml.nvmlEventSetFree(events)
+
+    def _note(self, event: Any) -> None:
+        xid = int(event.eventData)
+        if event.eventType == pynvml.nvmlEventTypeXidCriticalError and xid not in APPLICATION_XIDS:
+            uuid = _text(pynvml.nvmlDeviceGetUUID(event.device))
+            log.error("GPU %s: the driver reports XID %d", uuid, xid)
+            self.last[uuid] = xid
+
+
+def _register(device: Device, events: Any) -> bool:
+    try:
+        pynvml.nvmlDeviceRegisterEvents(device.handle, pynvml.nvmlEventTypeXidCriticalError, events)
+    except pynvml.NVMLError:
+        return False
+    return True
+
+
 @dataclass(frozen=True)
 class Device:
-    """A GPU (or MIG slice): its identity, read once, and NVML's handle; no handle if it was lost from the start."""
+    """A GPU (or MIG slice): its identity, read once, and NVML's handle; no handle if it was lost from the start.
+
+    ``energy_start`` is the device's energy counter in millijoules when it was first seen.
+    """
 
     uuid: str
     model: str | None
     handle: Any | None
     error: str | None = None
+    energy_start: int | None = None
 
 
 def visible_devices(environment: dict[str, str] | None = None) -> tuple[Device, ...]:
@@ -91,6 +147,14 @@ def read_device(device: Device) -> GpuReading:
     memory = calls.read(pynvml.nvmlDeviceGetMemoryInfo)
     milliwatts = calls.read(pynvml.nvmlDeviceGetPowerUsage)
     temperature = calls.read(lambda handle: pynvml.nvmlDeviceGetTemperature(handle, pynvml.NVML_TEMPERATURE_GPU))
+    millijoules = calls.read(pynvml.nvmlDeviceGetTotalEnergyConsumption) if device.energy_start is not None else None
+    ecc_errors = calls.read(
+        lambda handle: int(
+            pynvml.nvmlDeviceGetTotalEccErrors(
+                handle, pynvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED, pynvml.NVML_VOLATILE_ECC
+            )
+        )
+    )
     return GpuReading(
         uuid=device.uuid,
         time=now,
@@ -100,6 +164,8 @@ def read_device(device: Device) -> GpuReading:
         memory_total_bytes=memory.total if memory else None,
         power_watts=milliwatts / 1000 if milliwatts is not None else None,
         temperature_celsius=float(temperature) if temperature is not None else None,
+        energy_joules=max(0, millijoules - (device.energy_start or 0)) / 1000 if millijoules is not None else None,
+        uncorrected_ecc_errors=ecc_errors,
         error=calls.error,
     )
 
@@ -150,7 +216,8 @@ def _identify(index: int) -> Device:
         return Device(uuid=f"index-{index}", model=None, handle=None, error=str(error))
     calls = _Calls(handle)
     model = calls.read(lambda device: _text(pynvml.nvmlDeviceGetName(device)))
-    return Device(uuid=uuid, model=model, handle=handle)
+    energy = calls.read(pynvml.nvmlDeviceGetTotalEnergyConsumption)
+    return Device(uuid=uuid, model=model, handle=handle, energy_start=energy)
 
 
 def _mig_slices(device: Device) -> list[Device]:

@@ -54,10 +54,21 @@ class _ReportCollector(Collector):
             ("gputraining_epoch", "Epoch being trained, counted from 1.", progress.epoch),
             ("gputraining_target_epochs", "Epochs of the whole training.", progress.total_epochs),
             ("gputraining_samples_per_second", "Throughput of all ranks together.", progress.samples_per_second),
+            (
+                "gputraining_local_step_seconds",
+                "This process's own part of a step: waiting for data and the forward pass.",
+                progress.local_step_seconds,
+            ),
             ("gputraining_remaining_seconds", "Estimated time to the end of training.", progress.remaining_seconds),
         ):
             if value is not None:
                 yield _gauge(metric, text, value)
+        checkpoint = progress.checkpoint
+        if checkpoint is not None and checkpoint.step is not None:
+            yield _gauge("gputraining_checkpoint_step", "Optimizer steps in the last checkpoint.", checkpoint.step)
+        if checkpoint is not None and checkpoint.time is not None:
+            text = "When the last checkpoint was complete, in Unix time."
+            yield _gauge("gputraining_checkpoint_timestamp_seconds", text, checkpoint.time.timestamp())
         yield from _metric_families(dict(progress.metrics))
         yield from _gpu_families(self._report.gpus)
 
@@ -88,6 +99,13 @@ def _gpu_families(gpus: tuple[GpuReading, ...]) -> Iterator[Metric]:
     total = GaugeMetricFamily("gputraining_gpu_memory_total_bytes", "GPU memory in all.", labels=_GPU_LABELS)
     power = GaugeMetricFamily("gputraining_gpu_power_watts", "Power drawn.", labels=_GPU_LABELS)
     temperature = GaugeMetricFamily("gputraining_gpu_temperature_celsius", "Temperature.", labels=_GPU_LABELS)
+    energy = CounterMetricFamily("gputraining_gpu_energy_joules", "Energy drawn since the start.", labels=_GPU_LABELS)
+    ecc = GaugeMetricFamily(
+        "gputraining_gpu_uncorrected_ecc_errors", "Uncorrected memory errors since the last reset.", labels=_GPU_LABELS
+    )
+    xid = GaugeMetricFamily("gputraining_gpu_xid", "Last critical error code of the driver.", labels=_GPU_LABELS)
+    families: tuple[GaugeMetricFamily | CounterMetricFamily, ...]
+    families = (up, utilization, used, total, power, temperature, energy, ecc, xid)
     for gpu in gpus:
         labels = (gpu.uuid, gpu.model or "")
         up.add_metric(labels, float(gpu.error is None))
@@ -97,7 +115,10 @@ def _gpu_families(gpus: tuple[GpuReading, ...]) -> Iterator[Metric]:
             (total, gpu.memory_total_bytes, 1),
             (power, gpu.power_watts, 1),
             (temperature, gpu.temperature_celsius, 1),
+            (energy, gpu.energy_joules, 1),
+            (ecc, gpu.uncorrected_ecc_errors, 1),
+            (xid, gpu.xid, 1),
         ):
             if value is not None:
                 family.add_metric(labels, value * scale)
-    yield from (family for family in (up, utilization, used, total, power, temperature) if family.samples)
+    yield from (family for family in families if family.samples)

@@ -23,6 +23,7 @@ MAX_GPUS: Final = 16
 MAX_MESSAGE: Final = 1024
 MAX_TRACEBACK: Final = 3072
 MAX_PATH: Final = 512
+MAX_CHECKPOINT_ERROR: Final = 512
 MAX_NUMBER: Final = 1e15
 _METRIC_NAME: Final = re.compile(r"[A-Za-z][A-Za-z0-9_./-]{0,62}", re.ASCII)
 
@@ -36,8 +37,19 @@ class State(StrEnum):
     TRAINING = "Training"
     EVALUATING = "Evaluating"
     SAVING = "Saving"
+    PREEMPTED = "Preempted"
+    """Stopped by SIGTERM, with a checkpoint to go on from."""
     COMPLETE = "Complete"
     FAILED = "Failed"
+
+
+@dataclass(frozen=True)
+class CheckpointNote:
+    """The last complete checkpoint, and why the last one that was tried could not be written."""
+
+    step: int | None = None
+    time: datetime | None = None
+    error: str | None = None
 
 
 @dataclass(frozen=True)
@@ -51,13 +63,20 @@ class Failure:
 
 @dataclass(frozen=True)
 class Progress:
-    """One moment of the training. None: not known (yet)."""
+    """One moment of the training. None: not known (yet).
+
+    ``local_step_seconds`` is this worker's own part of a step: waiting for data and the forward pass, without exchange
+    with others. It tells a slow worker, which DDP hides by making the whole step equally long for all.
+    """
 
     state: State = State.STARTING
     epoch: int | None = None
     total_epochs: int | None = None
     step: int | None = None
     total_steps: int | None = None
+    restored_step: int | None = None
+    checkpoint: CheckpointNote | None = None
+    local_step_seconds: float | None = None
     remaining_seconds: float | None = None
     samples_per_second: float | None = None
     metrics: Mapping[str, float] = field(default_factory=dict)
@@ -68,7 +87,11 @@ class Progress:
 
 @dataclass(frozen=True)
 class GpuReading:
-    """One GPU at one moment. None: the device does not tell."""
+    """One GPU at one moment. None: the device does not tell.
+
+    ``energy_joules`` counts from the start of this process, ``uncorrected_ecc_errors`` from the last reset of the
+    driver; ``xid`` is the last critical error code of the driver seen by this process.
+    """
 
     uuid: str
     time: datetime
@@ -78,6 +101,9 @@ class GpuReading:
     memory_total_bytes: int | None = None
     power_watts: float | None = None
     temperature_celsius: float | None = None
+    energy_joules: float | None = None
+    uncorrected_ecc_errors: int | None = None
+    xid: int | None = None
     error: str | None = None
 
 
@@ -109,6 +135,9 @@ class Report:
             totalEpochs=progress.total_epochs,
             step=progress.step,
             totalSteps=progress.total_steps,
+            restoredStep=progress.restored_step,
+            checkpoint=_checkpoint(progress.checkpoint) if progress.checkpoint else None,
+            localStepSeconds=_number(progress.local_step_seconds, digits=6),
             estimatedRemainingSeconds=_number(progress.remaining_seconds),
             samplesPerSecond=_number(progress.samples_per_second),
             metrics=_metrics(progress.metrics) or None,
@@ -145,11 +174,11 @@ def _time(moment: datetime) -> str:
     return moment.astimezone(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
-def _number(value: float | None, low: float = 0.0, high: float = MAX_NUMBER) -> float | None:
+def _number(value: float | None, low: float = 0.0, high: float = MAX_NUMBER, digits: int = 3) -> float | None:
     """A figure that the contract can carry; one that is no finite number is not known."""
     if value is None or not math.isfinite(value):
         return None
-    return round(min(max(float(value), low), high), 3)
+    return round(min(max(float(value), low), high), digits)
 
 
 def _path(path: str | None) -> str | None:
@@ -174,6 +203,17 @@ def _result(progress: Progress) -> dict[str, Any]:
     return _known(modelPath=_path(progress.model_path), durationSeconds=_number(progress.duration_seconds))
 
 
+def _checkpoint(note: CheckpointNote) -> dict[str, Any] | None:
+    return (
+        _known(
+            step=note.step,
+            time=_time(note.time) if note.time else None,
+            error=one_line(note.error)[:MAX_CHECKPOINT_ERROR] if note.error else None,
+        )
+        or None
+    )
+
+
 def _error(failure: Failure) -> dict[str, Any]:
     return _known(
         type=failure.type,
@@ -191,6 +231,9 @@ def _gpu(reading: GpuReading) -> dict[str, Any]:
         memoryTotalBytes=reading.memory_total_bytes,
         powerWatts=_number(reading.power_watts),
         temperatureCelsius=_number(reading.temperature_celsius, -100.0, 300.0),
+        energyJoules=_number(reading.energy_joules),
+        uncorrectedEccErrors=reading.uncorrected_ecc_errors,
+        xid=reading.xid,
         time=_time(reading.time),
         error=one_line(reading.error)[:256] if reading.error else None,
     )
