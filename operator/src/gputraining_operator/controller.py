@@ -105,6 +105,11 @@ class Controller:
             pod_warning=found.pod_warning,
         )
 
+    def reconsider_all(self) -> None:
+        """Look at every training anew, as after taking the lead: a former leader may have left anything half done."""
+        for training in self.store.trainings():
+            self.queue.add((training.namespace, training.name))
+
     async def resync(self) -> None:
         """Compare the memory with the API server: at start, and now and then in case a watch lost something.
 

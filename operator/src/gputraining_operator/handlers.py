@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Coroutine, Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from contextlib import AsyncExitStack
+from functools import partial
 from typing import Any, Final
 
 import kopf
@@ -65,6 +66,7 @@ class Operator:
         self.restart = asyncio.Event()
         self._stack = AsyncExitStack()
         self._controller: Controller | None = None
+        self._election: Election | None = None
 
     @property
     def controller(self) -> Controller:
@@ -80,10 +82,10 @@ class Operator:
         puller = await stack.enter_async_context(Puller(settings.pull_concurrency))
         controller = self._controller = Controller(cluster, self.store, self.metrics, settings.trainer_image)
         stack.callback(controller.queue.close)
-        election = None
+        new_election = None
         if settings.leader_election:
-            election = Election(cluster, settings.lease_namespace, settings.lease_name, settings.identity)
-            cluster.may_write = self.metrics.leads = election.leads
+            new_election = partial(Election, cluster, settings.lease_namespace, settings.lease_name, settings.identity)
+            cluster.may_write = self.metrics.leads = lambda: self._election is not None and self._election.leads()
         namespaced = bool(settings.watch_namespaces)
         sweep = Sweep(
             controller,
@@ -115,23 +117,25 @@ class Operator:
                 await asyncio.sleep(delay)
         synced = True
         self._spawn(sweep.run())
-        self._spawn(self._work(controller, election))
+        self._spawn(self._work(controller, new_election))
         logger.info("watching %s", ", ".join(settings.watch_namespaces) or "all namespaces")
 
-    async def _work(self, controller: Controller, election: Election | None) -> None:
-        """Reconcile while this replica leads; one that has lost its lead starts anew, with nothing half done."""
-        if election is None:
+    async def _work(self, controller: Controller, new_election: Callable[[], Election] | None) -> None:
+        """Reconcile while this replica leads. One that has lost its lead stands by again: what it was about to do is
+        decided anew, by whoever leads then."""
+        if new_election is None:
             return await run_workers(controller, self.settings.reconcile_workers)
-        await election.acquire()
-        workers = asyncio.create_task(run_workers(controller, self.settings.reconcile_workers))
-        try:
-            await election.keep()
-        finally:
-            workers.cancel()
-            await asyncio.gather(workers, return_exceptions=True)
-            await election.release()
-        self.ask_for_restart("the lease is lost")
-        return None
+        while True:
+            election = self._election = new_election()
+            await election.acquire()
+            controller.reconsider_all()
+            workers = asyncio.create_task(run_workers(controller, self.settings.reconcile_workers))
+            try:
+                await election.keep()
+            finally:
+                workers.cancel()
+                await asyncio.gather(workers, return_exceptions=True)
+                await election.release()
 
     def ask_for_restart(self, why: str) -> None:
         """Stop the process in good order; the kubelet starts it anew."""

@@ -97,7 +97,8 @@ def attempt_over(observed: Observed, failure: Failure, now: datetime) -> Plan:
         batch=verdict.batch,
     )
     _at_rest(status)
-    status["nextAttemptTime"] = format_time(at + timedelta(seconds=0.999))  # whole seconds: rather late than early
+    if verdict.delay_seconds:
+        status["nextAttemptTime"] = format_time(at + timedelta(seconds=0.999))  # whole seconds: rather late than early
     _count(status, observed, verdict, progress, job, end)
     events = (*started_events(training, job), EventToPost("Warning", failure.reason, message))
     return plan_for(

@@ -53,8 +53,11 @@ from gputraining_operator.waiting import (
 
 FINAL_RECORD_GRACE: Final = timedelta(seconds=10)
 """How long the end of an attempt is held back for the pods' last words, which come by another watch."""
+SURVIVOR_GRACE: Final = timedelta(seconds=2)
+"""How long the others may take to notice that a worker is gone: they know best how far the training came."""
 SETTLED_GRACE: Final = timedelta(seconds=60)
-"""How long the job of a complete training may go without a verdict; nothing waits for it, and its logs had better stay."""
+"""How long the job of a complete training may go without a verdict; nothing waits for it, and its logs had better
+stay."""
 
 
 def reconcile(observed: Observed, trainer_image: str, now: datetime) -> Plan:
@@ -187,7 +190,11 @@ def _broken(spec: Spec, job: JobView, pods: tuple[PodView, ...]) -> bool:
 def _broken_attempt(observed: Observed, job: JobView, now: datetime) -> Plan:
     """Waits, within bounds, until the cause is known and a worker that was told to end has written its checkpoint."""
     pods = observed.pods
+    ends = [pod.termination.finished for pod in pods if pod.termination and pod.termination.finished]
+    since = min([*ends, now]) if ends else end_of(job, now)
     if has_first_cause(pods):
+        if any(pod.running for pod in pods) and now < since + SURVIVOR_GRACE:
+            return Plan(requeue_after=0.5)
         return attempt_over(observed, classify(job, pods), now)
     dead = [pod for pod in pods if lost(pod, now)]
     ending = [pod for pod in pods if pod.deleting and not pod.over and pod not in dead]
@@ -197,8 +204,6 @@ def _broken_attempt(observed: Observed, job: JobView, now: datetime) -> Plan:
         last = max(pod.deletion_time or now for pod in ending)
         wait = (last + LOST_GRACE - now).total_seconds() + 0.1
         return _stopping(observed, Reason.WORKER_ENDING, ending_text(ending), now, requeue_after=wait)
-    ends = [pod.termination.finished for pod in pods if pod.termination and pod.termination.finished]
-    since = min([*ends, now]) if ends else end_of(job, now)
     if now < since + FINAL_RECORD_GRACE:
         return Plan(requeue_after=1)
     return attempt_over(observed, classify(job, pods), now)

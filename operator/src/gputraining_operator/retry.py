@@ -38,8 +38,9 @@ PERMANENT: Final = frozenset(
 )
 """Another attempt would end in the same way."""
 
-FIRST_DELAY: Final = 1.0
-"""Seconds before the next attempt when the last one got somewhere: the fault was of the moment."""
+FIRST_DELAY: Final = 0.0
+"""Seconds before the next attempt when the last one got somewhere: the fault was of the moment, so time is all it
+costs. It waits for the former workers anyway."""
 BASE_DELAY: Final = 10.0
 MAX_DELAY: Final = 300.0
 

@@ -64,7 +64,7 @@ SAVED = {"checkpoint_step": 40, "checkpoint_time": at(15)}
 RUNNING: Json = status_of(decide(5, job=job(), pods=TWO))
 AHEAD: Json = status_of(decide(20, RUNNING, job=job(), pods=TWO, records=told(43, 19, **SAVED)))
 KILLED: Plan = decide(
-    30, AHEAD, job=job(), pods=(running_pod(0), ended_pod(1, 137, ended=29)), records=told(44, 29, **SAVED)
+    30, AHEAD, job=job(), pods=(running_pod(0), ended_pod(1, 137, ended=28)), records=told(44, 29, **SAVED)
 )
 
 
@@ -73,8 +73,7 @@ def test_a_worker_that_fails_ends_the_attempt_at_once_and_the_others_are_torn_do
     assert (status["phase"], status["countedFailures"]) == ("Restarting", 1)
     assert KILLED.delete_jobs == (job(),)
     assert KILLED.failed_attempt == Reason.KILLED
-    assert KILLED.requeue_after is not None
-    assert 0.8 <= KILLED.requeue_after <= 1.2
+    assert KILLED.requeue_after == 0
     entry = status["attempts"][0]
     assert (entry["lastStep"], entry["reason"], entry["exitCode"], entry["worker"]) == (44, Reason.KILLED, 137, 1)
     assert status["message"].endswith("attempt 2 follows from the checkpoint at step 40")
@@ -82,14 +81,22 @@ def test_a_worker_that_fails_ends_the_attempt_at_once_and_the_others_are_torn_do
     assert "eta" not in status["summary"]
 
 
+def test_the_others_are_asked_for_their_last_word_but_not_for_long() -> None:
+    pods = (running_pod(0), ended_pod(1, 137, ended=29))
+    assert decide(30, AHEAD, job=job(), pods=pods) == Plan(requeue_after=0.5)
+    assert decide(31, AHEAD, job=job(), pods=pods).failed_attempt == Reason.KILLED
+    word = json.dumps({"version": 1, "state": "Failed", "time": "2026-11-21T10:00:29Z", "step": 47, "totalSteps": 1000})
+    plan = decide(30, AHEAD, job=job(), pods=(ended_pod(0, 1, word, ended=29), pods[1]))
+    assert status_of(plan)["attempts"][0]["lastStep"] == 47
+
+
 def test_the_next_attempt_waits_for_the_former_workers_and_for_its_time() -> None:
     status = status_of(KILLED)
     leaving = replace(job(), deleting=True)
     former = (FormerJob(leaving, (deleting_pod(running_pod(0), until=61), ended_pod(1, 137))),)
     assert decide(33, status, former=former) == Plan(requeue_after=1)
-    early = decide(30.5, status, former=(FormerJob(leaving, (gone_pod(running_pod(0)),)),))
-    assert early.create is None
-    assert early.requeue_after is not None
+    soon = decide(32, status | {"nextAttemptTime": "2026-11-21T10:00:40Z"})
+    assert (soon.create, soon.requeue_after) == (None, 8)
     plan = decide(33, status, former=(FormerJob(leaving, (gone_pod(running_pod(0)), ended_pod(1, 137))),))
     assert plan.create is not None
     assert plan.create["metadata"]["name"] == "digits-2"
@@ -186,7 +193,7 @@ def test_a_deleted_job_is_followed_by_the_next_attempt_and_said() -> None:
 
 
 def test_out_of_memory_takes_a_smaller_batch_along() -> None:
-    killed = (running_pod(0), ended_pod(1, 137, reason="OOMKilled"))
+    killed = (running_pod(0), ended_pod(1, 137, reason="OOMKilled", ended=20))
     first = status_of(decide(30, RUNNING, job=job(), pods=killed))
     assert first["training"] == {"batchSize": 32, "gradientAccumulationSteps": 2}
     plan = decide(40, first)
@@ -293,12 +300,12 @@ def test_gpu_time_is_accounted_and_lost_work_told() -> None:
     running = status_of(decide(10, RUNNING, job=job(), pods=scheduled, records=told(20, 9, **SAVED)))
     assert running["accounting"]["gpuSeconds"] == 20
     killed = (scheduled[0], replace(ended_pod(1, 137, ended=30), scheduled=at(0)))
-    status = status_of(decide(30, running, job=job(), pods=killed))
-    assert status["accounting"]["gpuSeconds"] == 60
-    assert status["accounting"]["lostGpuSeconds"] == 30, "since the checkpoint at 15 s, two GPUs"
+    status = status_of(decide(32, running, job=job(), pods=killed))
+    assert status["accounting"]["gpuSeconds"] == 62
+    assert status["accounting"]["lostGpuSeconds"] == 34, "since the checkpoint at 15 s, two GPUs"
     second = tuple(replace(pod, scheduled=at(40)) for pod in TWO)
     later = status_of(decide(50, status, job=job(attempt=2), pods=second))
-    assert later["accounting"]["gpuSeconds"] == 80
+    assert later["accounting"]["gpuSeconds"] == 82
 
 
 @pytest.mark.parametrize(

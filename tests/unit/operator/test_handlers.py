@@ -1,4 +1,4 @@
-"""Who works when: a replica reconciles while it leads, and the process ends when it has lost its lead."""
+"""Who works when: a replica reconciles while it leads, and stands by again when it has lost its lead."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from gputraining_operator.lease import Election
 from gputraining_operator.metrics import Metrics
 from gputraining_operator.settings import Settings
 from gputraining_operator.store import Store
-from tests.unit.operator.builders import TRAINER_IMAGE
+from tests.unit.operator.builders import TRAINER_IMAGE, training
 
 
 class PlayedElection(Election):
@@ -58,24 +58,37 @@ class Scene:
         self.operator = Operator(Settings(TRAINER_IMAGE, reconcile_workers=3))
         self.election, self.controller = PlayedElection(), PlayedController()
         self.election.controller = self.controller
-        self.work = asyncio.ensure_future(self.operator._work(self.controller, self.election))
+        self.elections = 0
+        self.work = asyncio.ensure_future(self.operator._work(self.controller, self._next_election))
+
+    def _next_election(self) -> PlayedElection:
+        self.elections += 1
+        return self.election
 
     async def settle(self) -> None:
         for _ in range(10):
             await asyncio.sleep(0)
 
 
-async def test_only_a_leader_works_and_who_lost_its_lead_starts_anew() -> None:
+async def test_only_a_leader_works_and_who_lost_its_lead_stands_by_again() -> None:
     s = Scene()
     await s.settle()
     assert s.controller.workers == 0, "it stands by"
     s.election.won.set()
     await s.settle()
     assert s.controller.workers == 3
+    s.election.won.clear()
     s.election.lost.set()
-    await s.work
-    assert s.controller.workers == 0
-    assert s.operator.restart.is_set()
+    await s.settle()
+    assert (s.controller.workers, s.elections) == (0, 2)
+    assert not s.operator.restart.is_set()
+    s.controller.store.put_training(training())
+    s.election.lost.clear()
+    s.election.won.set()
+    await s.settle()
+    assert s.controller.workers == 3
+    s.work.cancel()
+    await asyncio.gather(s.work, return_exceptions=True)
 
 
 async def test_a_clean_stop_releases_the_lease_after_the_last_work() -> None:
