@@ -6,7 +6,7 @@ again and asks again, until the plan changes nothing.
 
 from __future__ import annotations
 
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from typing import Final
 
 from gputraining_operator.api import TERMINAL_PHASES, Condition, Json, Phase, Reason
@@ -191,9 +191,10 @@ def _broken_attempt(observed: Observed, job: JobView, now: datetime) -> Plan:
     """Waits, within bounds, until the cause is known and a worker that was told to end has written its checkpoint."""
     pods = observed.pods
     ends = [pod.termination.finished for pod in pods if pod.termination and pod.termination.finished]
-    since = min([*ends, now]) if ends else end_of(job, now)
+    ends += [end_of(job, now)] if job.finished else []
+    age = now - min(ends, default=datetime.min.replace(tzinfo=UTC))
     if has_first_cause(pods):
-        if any(pod.running for pod in pods) and now < since + SURVIVOR_GRACE:
+        if any(pod.running for pod in pods) and age < SURVIVOR_GRACE:
             return Plan(requeue_after=0.5)
         return attempt_over(observed, classify(job, pods), now)
     dead = [pod for pod in pods if lost(pod, now)]
@@ -204,7 +205,7 @@ def _broken_attempt(observed: Observed, job: JobView, now: datetime) -> Plan:
         last = max(pod.deletion_time or now for pod in ending)
         wait = (last + LOST_GRACE - now).total_seconds() + 0.1
         return _stopping(observed, Reason.WORKER_ENDING, ending_text(ending), now, requeue_after=wait)
-    if now < since + FINAL_RECORD_GRACE:
+    if age < FINAL_RECORD_GRACE:
         return Plan(requeue_after=1)
     return attempt_over(observed, classify(job, pods), now)
 
