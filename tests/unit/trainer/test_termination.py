@@ -31,6 +31,12 @@ def test_the_old_end_of_a_traceback_goes_first() -> None:
     assert kept["gpus"] == gpus
 
 
+def test_what_the_gpus_cost_stays_longer_than_what_they_did() -> None:
+    gpus = [{"uuid": f"GPU-{n}", "model": "x" * 128, "energyJoules": 5.0, "error": "e" * 99} for n in range(16)]
+    kept = json.loads(encode_final(record(gpus=gpus)))
+    assert kept["gpus"] == [{"uuid": f"GPU-{n}", "energyJoules": 5.0, "error": "e" * 99} for n in range(16)]
+
+
 def test_wide_characters_count_by_their_bytes() -> None:
     error = {"type": "UserCodeError", "message": "𝄞" * 1024, "traceback": "é\u0001" * 1500}
     final = encode_final(record("Failed", error=error, metrics={f"m{number}": 1.5 for number in range(32)}))

@@ -54,7 +54,7 @@ def test_two_workers_train_to_the_end(launch: Launch, check_record: Check) -> No
     for rank, final in enumerate(finals):
         check_record(final)
         assert (final["state"], final["rank"], final["worldSize"]) == ("Complete", rank, 2)
-        # 1433 samples, 717 per rank, 22 batches of 32, two of which make a step
+        # 1433 samples, 716 per rank, 11 steps of 64
         assert (final["step"], final["totalSteps"], final["epoch"]) == (88, 88, 8)
         assert final["estimatedRemainingSeconds"] == 0
         assert final["samplesPerSecond"] > 0
@@ -130,7 +130,7 @@ def test_an_output_that_cannot_be_written_is_told_before_training(launch: Launch
     (tmp_path / "file").touch()
     worker = launch({"OUTPUT_PATH": str(tmp_path / "file" / "out")})
     assert worker.wait() == 64
-    assert worker.final()["error"]["message"].startswith("OUTPUT_PATH: got '")
+    assert worker.final()["error"]["message"].startswith("training.outputPath (OUTPUT_PATH): got '")
 
 
 def test_a_missing_data_set_ends_at_once(launch: Launch, check_record: Check, tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ def main() -> int:
     try:
         count = processes_per_node(environment)
         if count is not None:
-            # torchrun hides exit codes and costs seconds: what is wrong anyway is told before it starts.
+            # torchrun costs seconds: what is wrong anyway is told before it starts.
             read_config(environment)
             os.execv(sys.executable, torchrun_command(environment, count))
     except ConfigError as error:
@@ -27,7 +27,7 @@ def main() -> int:
 
 def torchrun_command(environment: dict[str, str], count: str) -> list[str]:
     """The torchrun command line for this pod's place in the job, from what PyTorchJob injects."""
-    command = [sys.executable, "-m", "torch.distributed.run", f"--nproc-per-node={count}", "--max-restarts=0"]
+    command = [sys.executable, "-m", "gputraining_trainer.agent", f"--nproc-per-node={count}", "--max-restarts=0"]
     nodes = environment.get("PET_NNODES", "1")
     if nodes == "1":
         return [*command, "--standalone", "-m", "gputraining_trainer"]

@@ -19,6 +19,7 @@ DATASETS: Final = ("digits", "mnist", "cifar10", "imagefolder", "synthetic")
 DATASETS_WITH_FILES: Final = frozenset({"mnist", "cifar10", "imagefolder"})
 DOWNLOADABLE: Final = frozenset({"mnist", "cifar10"})
 PRECISIONS: Final = ("Auto", "FP32", "FP16", "BF16")
+RESUME_POLICIES: Final = ("IfAvailable", "Never", "Required")
 
 DEFAULT_TERMINATION_LOG: Final = Path("/dev/termination-log")
 
@@ -62,13 +63,29 @@ class TrainingConfig:
 
 
 @dataclass(frozen=True)
+class CheckpointConfig:
+    """Where and when checkpoints are written, and whether training begins from one."""
+
+    path: Path
+    interval_seconds: float = 300.0
+    interval_steps: int | None = None
+    retain: int = 2
+    resume: str = "IfAvailable"
+
+
+@dataclass(frozen=True)
 class Config:
     """Everything that the environment says."""
 
     process: Process = Process()
     training: TrainingConfig = TrainingConfig()
+    checkpoint: CheckpointConfig | None = None
     name: str = "local"
+    uid: str = "local"
+    """Of the training: all its attempts have the same, another training of the same name has another."""
     attempt: int = 1
+    grace_seconds: float = 30.0
+    """From SIGTERM until the pod is killed."""
     progress_port: int = 9400
     report_interval: float = 1.0
     """Seconds between two reports."""
@@ -121,24 +138,40 @@ def read_config(environment: Mapping[str, str]) -> Config:
     config = Config(
         process=_read_process(env),
         training=training,
+        checkpoint=_read_checkpoint(env),
         name=env.text("GPUTRAINING_NAME", "local"),
+        uid=env.text("GPUTRAINING_UID", "local"),
         attempt=env.integer("GPUTRAINING_ATTEMPT", 1, 1, 2**31),
+        grace_seconds=env.number("GPUTRAINING_GRACE_SECONDS", 30.0, low=0.0, high=3600.0),
         progress_port=env.integer("GPUTRAINING_PROGRESS_PORT", 9400, 0, 65535),
         report_interval=env.number("GPUTRAINING_REPORT_INTERVAL_SECONDS", 1.0, low=0.01, high=3600.0),
     )
     if training.dataset in DATASETS_WITH_FILES and training.dataset_path is None:
         env.problems.append(
-            f"DATASET_PATH: got nothing, allowed: a folder, which DATASET_TYPE={training.dataset} needs; "
-            "fix: set the folder of the data set (spec.training.dataset.path)"
+            f"training.dataset.path (DATASET_PATH): got nothing, allowed: a folder, which {training.dataset} needs; "
+            "fix: set the folder of the data set"
         )
     if training.dataset_download and training.dataset not in DOWNLOADABLE:
         env.problems.append(
-            f"DATASET_DOWNLOAD: got 'true' with DATASET_TYPE={training.dataset}, "
-            f"allowed: with {' or '.join(sorted(DOWNLOADABLE))}; fix: remove DATASET_DOWNLOAD"
+            f"training.dataset.download (DATASET_DOWNLOAD): got 'true' with {training.dataset}, "
+            f"allowed: with {' or '.join(sorted(DOWNLOADABLE))}; fix: remove it"
         )
     if env.problems:
         raise ConfigError(" | ".join(env.problems))
     return config
+
+
+def _read_checkpoint(env: _Environment) -> CheckpointConfig | None:
+    path = env.path("CHECKPOINT_PATH", None)
+    steps = env.integer("CHECKPOINT_INTERVAL_STEPS", 0, 1, 2**53 - 1)
+    config = CheckpointConfig(
+        path=path or Path(),
+        interval_seconds=env.number("CHECKPOINT_INTERVAL_SECONDS", 300.0, low=0.01, high=86_400.0),
+        interval_steps=steps or None,
+        retain=env.integer("CHECKPOINT_RETAIN", 2, 2, 100),
+        resume=env.choice("CHECKPOINT_RESUME", RESUME_POLICIES, "IfAvailable"),
+    )
+    return config if path else None
 
 
 def _read_process(env: _Environment) -> Process:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import os
 import tempfile
@@ -22,15 +23,38 @@ def check_output(folder: Path) -> None:
     Raises:
         ConfigError: they cannot.
     """
+    check_writable(folder, "training.outputPath (OUTPUT_PATH)")
+
+
+def check_writable(folder: Path, field: str) -> None:
+    """Make a folder, and make sure that files can be written there.
+
+    Args:
+        folder: the folder.
+        field: which setting names it.
+
+    Raises:
+        ConfigError: they cannot.
+    """
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=folder):
             pass
     except OSError as error:
         raise ConfigError(
-            f"OUTPUT_PATH: got '{folder}' ({error.strerror}), allowed: a folder that uid {os.getuid()} can write to; "
-            "fix: mount a volume there whose files belong to the pod's fsGroup"
+            f"{field}: got '{folder}' ({error.strerror}), allowed: a folder that uid {os.getuid()} can write to; "
+            f"fix: {_writable_fix(error.errno)}"
         ) from error
+
+
+def _writable_fix(number: int | None) -> str:
+    if number == errno.EROFS:
+        return "mount a volume there, not readOnly: the container's own file system cannot be written to"
+    if number in {errno.ENOSPC, errno.EDQUOT}:
+        return "make room on the volume, or take a larger one"
+    if number in {errno.EACCES, errno.EPERM}:
+        return "a volume whose files belong to the pod's fsGroup, or the right owner for the folder"
+    return "mount a volume there that can be written to"
 
 
 def write_model(folder: Path, state: Mapping[str, Any]) -> Path:
@@ -53,7 +77,7 @@ def _write(path: Path, fill: Callable[[IO[bytes]], Any]) -> Path:
         file.flush()
         os.fsync(file.fileno())
         temporary.replace(path)
-    _sync_folder(path.parent)
+    sync_folder(path.parent)
     return path
 
 
@@ -69,7 +93,7 @@ def _temporary_beside(path: Path) -> Iterator[tuple[Path, IO[bytes]]]:
         temporary.unlink(missing_ok=True)  # gone already after the rename
 
 
-def _sync_folder(folder: Path) -> None:
+def sync_folder(folder: Path) -> None:
     """Make the rename itself durable. Some network file systems cannot, and need not."""
     with contextlib.suppress(OSError):
         descriptor = os.open(folder, os.O_RDONLY)

@@ -42,8 +42,8 @@ def choose_precision(wanted: str, device: torch.device) -> Precision:
     name = _automatic(capability) if wanted == "Auto" else wanted
     if name == "BF16" and capability is not None and capability < (8, 0):
         raise ConfigError(
-            f"MIXED_PRECISION: got 'BF16', allowed: Auto, FP32, FP16, since {torch.cuda.get_device_name(device)} "
-            "has no bf16; fix: set precision to Auto"
+            f"training.precision (MIXED_PRECISION): got 'BF16', allowed: Auto, FP32, FP16, since "
+            f"{torch.cuda.get_device_name(device)} has no bf16; fix: set precision to Auto"
         )
     return Precision(name, device.type, _FORMATS[name])
 

@@ -11,29 +11,40 @@ import traceback
 from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from gputraining_trainer import __version__
-from gputraining_trainer.config import Config, Process, read_config, read_termination_log
+from gputraining_trainer.config import Config, ConfigError, Process, read_config, read_termination_log
 from gputraining_trainer.data.files import find_files
-from gputraining_trainer.failures import EXIT_INTERRUPTED, EXIT_TERMINATED, describe
+from gputraining_trainer.failures import (
+    EXIT_INTERRUPTED,
+    EXIT_PREEMPTED,
+    EXIT_TERMINATED,
+    Preempted,
+    Terminated,
+    describe,
+)
 from gputraining_trainer.gpu import GpuSampler
-from gputraining_trainer.output import MODEL_FILE, check_output, write_metadata, write_model
+from gputraining_trainer.output import MODEL_FILE, check_output, check_writable, write_metadata, write_model
 from gputraining_trainer.report import Report, State, process_age
 from gputraining_trainer.server import ProgressServer
-from gputraining_trainer.signals import on_terminate
+from gputraining_trainer.signals import Stop, on_terminate
 from gputraining_trainer.startup import defer_compiler_import
 from gputraining_trainer.termination import write_final
 
 if TYPE_CHECKING:  # torch takes seconds to import: it comes after the pod answers
     import torch
 
+    from gputraining_trainer.checkpointing import Checkpoints
     from gputraining_trainer.data.sets import Dataset
     from gputraining_trainer.loop import Result
     from gputraining_trainer.parallel import Group
     from gputraining_trainer.precision import Precision
 
 log = logging.getLogger(__name__)
+
+CLOSE_SECONDS: Final = 60.0
+"""How long a failed training waits for the checkpoint that is being written."""
 
 _kept: list[object] = []
 """What lives until the process ends. Destroying a DistributedDataParallel, and with it the process group, can deadlock
@@ -50,20 +61,35 @@ def main(environment: Mapping[str, str]) -> int:
     try:
         config = read_config(environment)
         report = Report(config.process.rank, config.process.world_size)
-        on_terminate(lambda: _terminate(report, termination_log))
-        _run(config, report)
+        stop = Stop(config.grace_seconds, lambda: _terminate(report, termination_log))
+        on_terminate(stop.request)
+    except ConfigError as error:
+        return fail(error, report, termination_log)
+    try:
+        _run(config, report, stop)
     except KeyboardInterrupt:
         log.info("interrupted")
         return EXIT_INTERRUPTED
+    except Preempted as done:
+        report.update(state=State.PREEMPTED)
+        write_final(termination_log, report.record())
+        log.warning("stopped by SIGTERM at step %d: to be resumed from its checkpoint", done.step)
+        return EXIT_PREEMPTED
+    except Terminated:
+        return _terminated(report, termination_log)
     except Exception as error:  # noqa: BLE001 - whatever it is, the job's owner is told
-        return fail(error, report, termination_log)
+        training = config.training
+        batch = f"batchSize {training.batch_size} x {training.gradient_accumulation_steps} accumulated"
+        if stop.wanted and describe(error, report.rank)[0].type in {"PeerLost", "NcclError"}:
+            return _terminated(report, termination_log)  # the others were told to stop, too, and are gone already
+        return fail(error, report, termination_log, batch)
     write_final(termination_log, report.record())
     return 0
 
 
-def fail(error: BaseException, report: Report, termination_log: Path) -> int:
+def fail(error: BaseException, report: Report, termination_log: Path, batch: str = "") -> int:
     """Tell of a failure: on stderr and as the last word; gives the exit code."""
-    failure, code = describe(error, report.rank)
+    failure, code = describe(error, report.rank, batch)
     report.update(state=State.FAILED, failure=failure)
     write_final(termination_log, report.record())
     if failure.traceback:
@@ -73,13 +99,18 @@ def fail(error: BaseException, report: Report, termination_log: Path) -> int:
 
 
 def _terminate(report: Report, termination_log: Path) -> None:
-    """End at once, from whatever the main thread is doing. The state stays as it was: nothing failed here."""
+    """End at once, from whatever the main thread is doing."""
+    os._exit(_terminated(report, termination_log))
+
+
+def _terminated(report: Report, termination_log: Path) -> int:
+    """The last word after SIGTERM. The state stays as it was: nothing failed here."""
     write_final(termination_log, report.record())
     log.warning("stopped by SIGTERM at step %s", report.progress.step or 0)
-    os._exit(EXIT_TERMINATED)
+    return EXIT_TERMINATED
 
 
-def _run(config: Config, report: Report) -> None:
+def _run(config: Config, report: Report, stop: Stop) -> None:
     process, training = config.process, config.training
     if process.rank != 0:
         logging.getLogger().setLevel(logging.WARNING)  # rank 0 tells the common story
@@ -90,6 +121,8 @@ def _run(config: Config, report: Report) -> None:
         find_files(training)
     if process.rank == 0:
         check_output(training.output_path)
+        if config.checkpoint:
+            check_writable(config.checkpoint.path, "checkpoint.volume, checkpoint.path (CHECKPOINT_PATH)")
     limit_threads(process)
 
     import torch
@@ -118,12 +151,20 @@ def _run(config: Config, report: Report) -> None:
         log.info(
             "training %s on %s: %d processes, %s, %s, batch %d x %d x %d accumulated",
             *(training.model, dataset.name, process.world_size, device_name(device), precision.name),
-            *(batches.batch_size, process.world_size, training.gradient_accumulation_steps),
+            *(training.batch_size, process.world_size, training.gradient_accumulation_steps),
         )
-        result = train(model, batches, training, precision, group, report, config.report_interval)
+        checkpoints = _checkpoints(config, dataset, group, stop, report)
+        try:
+            result = train(model, batches, training, precision, group, report, config.report_interval, checkpoints)
+        except Exception:
+            if checkpoints:
+                checkpoints.wait(CLOSE_SECONDS)  # what is being written was sound
+            raise
         report.update(state=State.SAVING)
         if group.is_main:
             _save(config, group, dataset, model, result, precision)
+        if checkpoints:
+            checkpoints.finish()
     report.update(
         state=State.COMPLETE,
         remaining_seconds=0.0,
@@ -131,6 +172,22 @@ def _run(config: Config, report: Report) -> None:
         duration_seconds=process_age(),
     )
     log.info("complete: accuracy %.4f, %s in %.1f s", result.accuracy, report.progress.model_path, process_age())
+
+
+def _checkpoints(config: Config, dataset: Dataset, group: Group, stop: Stop, report: Report) -> Checkpoints | None:
+    """What writes the checkpoints; None where there is no place for them."""
+    from gputraining_trainer.checkpointing import Checkpoints
+
+    if config.checkpoint is None:
+        return None
+    fingerprint = {
+        "model": config.training.model,
+        "dataset": dataset.name,
+        "classes": dataset.classes,
+        "trainingSamples": len(dataset.train),
+        "image": [dataset.channels, dataset.image_size],
+    }
+    return Checkpoints(config, config.checkpoint, fingerprint, group, stop, report)
 
 
 def _save(

@@ -6,6 +6,43 @@ import signal
 import socket
 import threading
 from collections.abc import Callable
+from typing import Final
+
+LONGEST_GRACE_SECONDS: Final = 15.0
+"""A spot node may go away this soon, whatever grace period its pods ask for (GKE gives pods 15 s)."""
+MARGIN_SECONDS: Final = 2.0
+"""Kept for the last word and the end of the process."""
+
+
+class Stop:
+    """Whether this training shall stop. Whoever heeds it stops by himself; otherwise the end is abrupt.
+
+    Args:
+        grace_seconds: from SIGTERM until the pod is killed.
+        give_up: ends the process at once.
+    """
+
+    def __init__(self, grace_seconds: float, give_up: Callable[[], None]) -> None:
+        grace = min(grace_seconds, LONGEST_GRACE_SECONDS)
+        self._seconds = max(grace - MARGIN_SECONDS, grace / 2)
+        self._give_up = give_up
+        self._lock = threading.Lock()
+        self.heeded = False
+        """Set while somebody looks at ``wanted``."""
+        self.wanted = False
+
+    def request(self) -> None:
+        """Ask to stop; the process ends in any case when the grace period is over. From any thread, more than once."""
+        if not self.heeded:
+            self._give_up()
+            return
+        with self._lock:
+            if self.wanted:
+                return
+            self.wanted = True
+        watchdog = threading.Timer(self._seconds, self._give_up)
+        watchdog.daemon = True
+        watchdog.start()
 
 
 def on_terminate(act: Callable[[], None]) -> None:

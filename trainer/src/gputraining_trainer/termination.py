@@ -14,13 +14,15 @@ from gputraining_trainer.config import DEFAULT_TERMINATION_LOG
 
 MAX_BYTES: Final = 4096
 """What Kubernetes keeps of a termination message."""
+_GPU_ACCOUNT: Final = ("uuid", "energyJoules", "uncorrectedEccErrors", "xid", "error")
 
 
 def encode_final(record: Mapping[str, Any]) -> bytes:
     """The record as JSON of at most 4096 bytes.
 
-    What does not fit goes in this order: the oldest lines of the traceback, the GPUs, the metrics, the end of the
-    message. State, counters and the error's type always fit.
+    What does not fit goes in this order: the oldest lines of the traceback, what the GPUs did last (what they cost and
+    what is wrong with them stays), the metrics, the GPUs, the end of the message. State, counters and the error's type
+    always fit.
     """
     kept = json.loads(json.dumps(record))  # a deep copy
     over = _size(kept) - MAX_BYTES
@@ -30,7 +32,10 @@ def encode_final(record: Mapping[str, Any]) -> bytes:
         if not error["traceback"]:
             del error["traceback"]
         over = _size(kept) - MAX_BYTES
-    for name in ("gpus", "metrics"):
+    if over > 0 and "gpus" in kept:
+        kept["gpus"] = [{name: gpu[name] for name in _GPU_ACCOUNT if name in gpu} for gpu in kept["gpus"]]
+        over = _size(kept) - MAX_BYTES
+    for name in ("metrics", "gpus"):
         if over > 0 and kept.pop(name, None) is not None:
             over = _size(kept) - MAX_BYTES
     if over > 0 and "message" in error:

@@ -105,5 +105,9 @@ def _range(names: Sequence[str]) -> str:
 
 
 def _fix(config: TrainingConfig) -> str:
-    fix = "fix: mount the volume that holds it there, or correct dataset.path (DATASET_PATH)"
-    return fix if config.dataset == "imagefolder" else f"{fix}, or set dataset.download (DATASET_DOWNLOAD) to true"
+    fix = "fix: mount the volume that holds it there, or correct training.dataset.path (DATASET_PATH)"
+    return (
+        fix
+        if config.dataset == "imagefolder"
+        else f"{fix}, or set training.dataset.download (DATASET_DOWNLOAD) to true"
+    )
