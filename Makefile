@@ -1,7 +1,7 @@
 # The two commands of the README are `make demo` and `make test`; each works on a fresh machine. `make help` lists all.
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
-.PHONY: help demo demo-clean fetch-model compiler cluster images test lint types unit contract e2e format docs bench-startup oldest-torch
+.PHONY: help demo demo-clean fetch-model compiler cluster images test lint types unit contract e2e format docs chaos bench-startup oldest-torch
 
 UV := $(shell hack/bootstrap.sh)
 ifeq ($(UV),)
@@ -63,6 +63,9 @@ format: ## Format the code and sort the imports
 
 docs: ## Regenerate docs/api.md from the CRD
 	$(RUN) python -m hack.gen_api_docs
+
+chaos: cluster ## The fault matrix on the real cluster: SCENARIO=kill-rank-0 for one of them
+	@$(RUN) python -m tests.chaos $(SCENARIO)
 
 bench-startup: cluster ## Time to the first training step, beside a bare PyTorchJob
 	$(RUN) python -m tests.bench.startup

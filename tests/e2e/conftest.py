@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import secrets
 from collections.abc import Iterator
 
 import pytest
 
 from tests.contract.conftest import kube  # noqa: F401 (a fixture)
 from tests.contract.kube import KubeApi
-from tests.e2e.world import OPERATOR_NAMESPACE, World
+from tests.e2e.world import OPERATOR_NAMESPACE, World, lacks_shared_storage
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -22,13 +21,15 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 @pytest.fixture
 def world(kube: KubeApi) -> Iterator[World]:  # noqa: F811
     """A fresh namespace that enforces Pod Security `restricted`; deleted afterwards."""
-    name = f"e2e-{secrets.token_hex(3)}"
-    labels = {"pod-security.kubernetes.io/enforce": "restricted"}
-    namespace = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name, "labels": labels}}
-    kube.request("POST", "/api/v1/namespaces", namespace)
-    world = World(kube, name)
-    yield world
-    kube.request("DELETE", f"/api/v1/namespaces/{name}")
+    with World.temporary(kube) as world:
+        yield world
+
+
+@pytest.fixture(scope="session")
+def shared_storage() -> None:
+    """Skips what needs volumes that all nodes can write to where there are none."""
+    if reason := lacks_shared_storage():
+        pytest.skip(reason)
 
 
 @pytest.fixture

@@ -15,10 +15,8 @@ DIGITS: Json = {
 }
 
 
-def test_digits_train_to_completion_and_progress_only_grows(world: World) -> None:
-    claim = {"accessModes": ["ReadWriteMany"], "resources": {"requests": {"storage": "100Mi"}}}
-    body = {"apiVersion": "v1", "kind": "PersistentVolumeClaim", "metadata": {"name": "out"}, "spec": claim}
-    world.kube.request("POST", world.path("persistentvolumeclaims"), body)
+def test_digits_train_to_completion_and_progress_only_grows(world: World, shared_storage: None) -> None:
+    world.claim("out")
     volumes = [{"name": "out", "mountPath": "/output", "persistentVolumeClaim": "out"}]
     world.train("digits", **DIGITS, volumes=volumes)
 
@@ -72,7 +70,7 @@ def test_the_example_of_a_distributed_script_runs_as_it_is(world: World) -> None
 
 def test_a_failing_script_says_who_and_why(world: World) -> None:
     code = "import os, sys\nif os.environ['RANK'] == '1': sys.exit('no data for me')\n" + UNTIL_STOPPED
-    world.script("broken", code, workers=2)
+    world.script("broken", code, workers=2, runPolicy={"backoffLimit": 0})
     status = world.wait_phase("broken", "Failed")
     assert status["message"] == "worker 1: ended with exit code 1: no data for me"
     assert conditions(status)["Failed"] == ("True", "UserCodeError")
