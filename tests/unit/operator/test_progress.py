@@ -194,7 +194,7 @@ def test_fold_sums_means_and_maxima() -> None:
 
 
 def test_fold_adds_energy_and_errors_and_lists_each_error_code_once() -> None:
-    used = {"energy_joules": 1.5, "uncorrected_ecc_errors": 2}
+    used: Any = {"energy_joules": 1.5, "uncorrected_ecc_errors": 2}
     folded = fold_gpus(
         [record(gpu("a", 80, **used, xid=79), gpu("b", 80, xid=79)), record(gpu("c", 80, **used, xid=48))]
     )
