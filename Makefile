@@ -1,7 +1,7 @@
 # The two commands of the README are `make demo` and `make test`; each works on a fresh machine. `make help` lists all.
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
-.PHONY: help demo demo-clean fetch-model compiler cluster images test lint types unit contract e2e format docs chaos bench-startup oldest-torch
+.PHONY: help demo demo-clean fetch-model compiler cluster images test lint types unit properties contract e2e format docs chaos bench-startup oldest-torch
 
 UV := $(shell hack/bootstrap.sh)
 ifeq ($(UV),)
@@ -50,6 +50,9 @@ unit: ## Tests that need no cluster
 oldest-torch: ## The trainer's tests on the oldest PyTorch that it supports
 	UV_PROJECT_ENVIRONMENT=.venv-oldest-torch OMP_NUM_THREADS=1 \
 	  $(UV) run --quiet --frozen --no-default-groups --group oldest-torch pytest tests/unit/trainer -p no:cacheprovider
+
+properties: ## 10,000 random courses of events through the operator's decisions
+	RECONCILE_EXAMPLES=10000 $(RUN) pytest tests/unit/operator/test_reconcile_properties.py
 
 contract: ## Tests against a real API server with the real CRDs
 	$(RUN) pytest tests/contract

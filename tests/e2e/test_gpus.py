@@ -50,13 +50,13 @@ def test_gpu_figures_reach_the_status(world: World, gpu_nodes: list[str], tmp_pa
         workers=1,
         gpusPerWorker=1,
         training={"epochs": 1000},
-        env=[{"name": "LD_LIBRARY_PATH", "value": "/mock"}],
+        env=[{"name": "LD_LIBRARY_PATH", "value": "/mock"}, {"name": "MOCK_NVML_XID", "value": "79"}],
         volumes=[{"name": "nvml", "mountPath": "/mock", "configMap": "nvml"}],
     )
 
     def figures() -> Json | None:
         gpu: Json | None = world.status("seen").get("gpu")
-        return gpu if gpu and "utilizationPercent" in gpu else None
+        return gpu if gpu and {"utilizationPercent", "energyJoules", "xids"} <= gpu.keys() else None
 
     gpu = world.wait("GPU figures are in the status", figures, 120)
     assert gpu["source"] == "NVML"
@@ -65,3 +65,14 @@ def test_gpu_figures_reach_the_status(world: World, gpu_nodes: list[str], tmp_pa
     assert gpu["memoryTotalBytes"] > gpu["memoryUsedBytes"] > 0
     assert gpu["maxTemperatureCelsius"] > 0
     assert any("lost" in error.lower() for error in gpu["errors"]), "the lost GPU is named"
+    assert gpu["energyJoules"] > 0
+    assert gpu["xids"] == [79]
+
+    def faulty() -> Json | None:
+        found = [c for c in world.status("seen")["conditions"] if c["type"] == "GpuUnhealthy"]
+        return found[0] if found else None
+
+    unhealthy = world.wait("the lost GPU makes a condition", faulty)
+    assert (unhealthy["status"], unhealthy["reason"]) == ("True", "GpuFault")
+    assert "GpuFault" in [event["reason"] for event in world.events("seen")]
+    assert world.status("seen")["accounting"]["gpuSeconds"] > 0

@@ -88,6 +88,7 @@ def ended(entry: Json, end: datetime, failure: Failure, *, counts: bool) -> Json
         "exitCode": failure.exit_code,
         "worker": failure.worker,
         "node": failure.node,
+        "log": failure.log,
         "countsAgainstBackoffLimit": counts,
     }
     return entry | {key: value for key, value in known.items() if value is not None}

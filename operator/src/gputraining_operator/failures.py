@@ -18,6 +18,7 @@ EXIT_PREEMPTED: Final = 75
 """The trainer's exit code after SIGTERM and an agreed checkpoint (EX_TEMPFAIL: try again)."""
 
 _MAX_MESSAGE: Final = 1024
+_MAX_LOG: Final = 4096
 # What follows from another's failure, the further from the cause the higher: when one worker fails the pods of the
 # others are deleted, a worker that is told to stop takes the others with it, and peers of one that vanished fail.
 _AFTERMATH: Final = {Reason.POD_DELETED: 1, Reason.PREEMPTED: 2, Reason.PEER_LOST: 3}
@@ -44,13 +45,17 @@ _EXCEPTION: Final = re.compile(r"[A-Za-z_][\w.]*(Error|Exception|Interrupt|Exit|
 
 @dataclass(frozen=True)
 class Failure:
-    """A classified failure: a reason of `api.Reason` and a message that says who, what, and the fix."""
+    """A classified failure: a reason of `api.Reason` and a message that says who, what, and the fix.
+
+    ``log`` is the end of the worker's traceback or log. ``aftermath`` is 0 for a cause, more for what follows from one.
+    """
 
     reason: str
     message: str
     worker: int | None = None
     node: str | None = None
     exit_code: int | None = None
+    log: str | None = None
     aftermath: int = 0
 
 
@@ -122,6 +127,7 @@ def _pod_failure(pod: PodView) -> Failure:
         pod.rank,
         pod.node,
         pod.termination.exit_code if pod.termination else None,
+        _log(pod),
         # Being preempted is a cause where the pod says who did it, else the consequence of a peer's being stopped.
         0 if reason == Reason.PREEMPTED and _taken_away(pod) else _AFTERMATH.get(reason, 0),
     )
@@ -169,6 +175,14 @@ def _taken_away(pod: PodView) -> tuple[str, str] | None:
     if pod.deleting or pod.gone:
         return Reason.POD_DELETED, f"its pod on node {pod.node} was deleted" if pod.node else "its pod was deleted"
     return None
+
+
+def _log(pod: PodView) -> str | None:
+    """The end of the traceback in the last word, or of the log of a worker that left none."""
+    record = final_record(pod)
+    if record is not None:
+        return record.error.traceback or None if record.error else None
+    return pod.termination.message[-_MAX_LOG:].strip() or None if pod.termination else None
 
 
 def _with_detail(text: str, detail: str) -> str:

@@ -120,6 +120,15 @@ def test_deleting_the_job_explains_the_deleted_pods() -> None:
     assert classify(deleted, []).message == "the PyTorchJob digits-1 was deleted"
 
 
+def test_the_traceback_or_the_end_of_the_log_is_kept() -> None:
+    word = json.loads(last_word("UserCodeError", "ValueError: boom"))
+    word["error"]["traceback"] = TRACEBACK
+    assert classify(job("Failed"), [ended_pod(0, 1, json.dumps(word))]).log == TRACEBACK
+    assert classify(job("Failed"), [ended_pod(0, 66, last_word("DatasetNotFound", "no such folder"))]).log is None
+    assert classify(job("Failed"), [ended_pod(0, 1, "x" * 5000)]).log == "x" * 4096
+    assert classify(job("Failed"), [ended_pod(0, 137)]).log is None
+
+
 def test_a_deleted_pod_is_nobodys_code() -> None:
     taken = deleting_pod(ended_pod(0, 137))
     peer = ended_pod(1, 1, last_word("PeerLost", "worker 0 went away"), ended=50)

@@ -191,6 +191,7 @@ def test_failed_with_the_first_cause() -> None:
             "exitCode": 3,
             "worker": 1,
             "node": "node-a",
+            "log": "boom",
             "countsAgainstBackoffLimit": True,
             "batchSize": 64,
             "gradientAccumulationSteps": 1,
