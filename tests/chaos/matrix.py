@@ -262,7 +262,8 @@ SCENARIOS: Final = (
     Scenario(
         "operator-killed",
         "operator killed in each phase, and rank 1",
-        Expected(ended=("Killed", "Suspended"), counted=1, same_model=False),
+        # With no operator there the training-operator may remove the killed pod before anybody has seen how it ended.
+        Expected(ended=("Killed or PeerLost", "Suspended"), counted=1, same_model=False),
         kill_operator_in_each_phase,
         spec={"training": resumable(3 * EPOCHS)["training"]},  # another operator may take half a minute to take over
         prepare=operator_is_killed_when_it_is_applied,

@@ -70,7 +70,8 @@ def judge(scenario: Scenario, run: Run, status: Json, lost: int | None, model: s
     if status["phase"] != expected.phase:
         yield f"{status['phase']} instead of {expected.phase}: {status.get('message')}"
     ended = tuple(attempt.get("reason") for attempt in attempts[:-1])
-    if ended != expected.ended:
+    fits = len(ended) == len(expected.ended)
+    if not fits or any(reason not in words.split(" or ") for reason, words in zip(ended, expected.ended, strict=True)):
         yield f"attempts ended as {list(ended)} instead of {list(expected.ended)}"
     if expected.says not in status.get("message", ""):
         yield f"the message does not say {expected.says}: {status.get('message')}"

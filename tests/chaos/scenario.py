@@ -21,8 +21,8 @@ NONE_LOST: Final = 0
 class Expected:
     """What must hold in the end.
 
-    ended: reasons of the attempts that were followed by another one, in order. max_lost: steps trained twice after any
-    of them. says: text that the message contains. events: reasons that must have been posted.
+    ended: reasons of the attempts that were followed by another one, in order ("A or B"). max_lost: steps trained twice
+    after any of them. says: text that the message contains. events: reasons that must have been posted.
     """
 
     phase: str = "Complete"

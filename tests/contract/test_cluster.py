@@ -123,7 +123,7 @@ async def test_an_invalid_job_is_refused_with_a_status_that_means_for_good(
 
 
 async def test_the_same_event_is_posted_once(cluster: Cluster, stored: GpuTraining, kube: KubeApi) -> None:
-    event = render_event(stored, EventToPost("Normal", "Tested", "by a contract test"), at(0))
+    event = render_event(stored, EventToPost("Normal", "Tested", "by a contract test"), 1, at(0))
     await cluster.create_event(stored.namespace, event)
     await cluster.create_event(stored.namespace, event)
     query = {"fieldSelector": "reason=Tested"}

@@ -122,6 +122,7 @@ class Reason:
     KILLED: Final = "Killed"
     PREEMPTED: Final = "Preempted"
     EVICTED: Final = "Evicted"
+    STORAGE_LIMIT_EXCEEDED: Final = "StorageLimitExceeded"
     NODE_LOST: Final = "NodeLost"
     POD_DELETED: Final = "PodDeleted"
     JOB_DELETED: Final = "JobDeleted"

@@ -11,10 +11,10 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Final
 
-from gputraining_operator.api import Json, Reason
+from gputraining_operator.api import Condition, Json, Reason
 from gputraining_operator.failures import Failure
 from gputraining_operator.observed import JobView, PodView
-from gputraining_operator.spec import BatchPlan, Spec
+from gputraining_operator.spec import BatchPlan, GpuTraining, Spec
 from gputraining_operator.times import format_time, parse_time
 
 KEPT: Final = 10
@@ -100,16 +100,17 @@ def put_attempt(attempts: Sequence[Json], entry: Json) -> list[Json]:
     return [*others, entry][-KEPT:]
 
 
-def advanced(entry: Json) -> bool:
-    """Whether the attempt got further than where it started."""
-    return bool(entry.get("lastStep", 0) > entry.get("restoredStep", 0))
+def advanced(entry: Json, earlier: Sequence[Json]) -> bool:
+    """Whether the attempt got further than where it started, and than any attempt before."""
+    reached = max((attempt.get("lastStep", 0) for attempt in earlier), default=0)
+    return bool(entry.get("lastStep", 0) > max(entry.get("restoredStep", 0), reached))
 
 
 def attempts_without_advance(attempts: Sequence[Json]) -> int:
     """How many of the newest attempts in a row got nowhere; being suspended is no failure to advance."""
     count = 0
-    for attempt in reversed(attempts):
-        if advanced(attempt) or attempt.get("reason") == Reason.SUSPENDED:
+    for index in range(len(attempts) - 1, -1, -1):
+        if advanced(attempts[index], attempts[:index]) or attempts[index].get("reason") == Reason.SUSPENDED:
             break
         count += 1
     return count
@@ -152,21 +153,23 @@ def end_of(job: JobView | None, now: datetime) -> datetime:
     return now
 
 
-def pending_since(training_created: datetime, status: Json, job: JobView | None) -> datetime:
-    """Since when the training has been waiting for its workers."""
+def pending_since(training: GpuTraining, job: JobView | None) -> datetime:
+    """Since when the training has been waiting for its workers. A queue may take them away in mid-attempt."""
+    status = training.status
     if job is not None:
-        return job.created
-    last, resumed = last_attempt(status), _resumed(status)
-    moments = [training_created, *([parse_time(last["endTime"])] if last and "endTime" in last else []), *resumed]
+        taken = training.spec.scheduling.queue_name and "startTime" in status
+        return max([job.created, *(_turned(status, Condition.RUNNING) if taken else [])])
+    last, resumed = last_attempt(status), _turned(status, Condition.SUSPENDED)
+    moments = [training.created, *([parse_time(last["endTime"])] if last and "endTime" in last else []), *resumed]
     if "nextAttemptTime" in status:
         moments.append(parse_time(status["nextAttemptTime"]))
     return max(moments)
 
 
-def _resumed(status: Json) -> list[datetime]:
-    conditions = status.get("conditions") or ()
+def _turned(status: Json, kind: str) -> list[datetime]:
+    """When the condition became False, if it is."""
     return [
         parse_time(condition["lastTransitionTime"])
-        for condition in conditions
-        if condition["type"] == "Suspended" and condition["status"] == "False"
+        for condition in status.get("conditions") or ()
+        if condition["type"] == kind and condition["status"] == "False"
     ]

@@ -202,7 +202,8 @@ class Controller:
             await self._cluster.delete_job(job.namespace, job.name, job.uid, foreground=True)
             logger.info("%s/%s: PyTorchJob %s deleted", training.namespace, training.name, job.name)
         for event in plan.events:
-            await self._post(training, event)
+            attempt = (plan.status or training.status).get("attempt", 0)
+            await self._post(training, event, attempt)
 
     async def _write_status(self, training: GpuTraining, plan: Plan) -> bool:
         """Write the status that was decided; tells whether the training still exists."""
@@ -224,18 +225,18 @@ class Controller:
             self._metrics.failures.labels(reason).inc()
         return True
 
-    async def _post(self, training: GpuTraining, event: EventToPost) -> None:
+    async def _post(self, training: GpuTraining, event: EventToPost, attempt: int) -> None:
         logger.info("%s/%s: %s: %s", training.namespace, training.name, event.reason, event.message)
         try:
-            await self._cluster.create_event(training.namespace, render_event(training, event, self.clock()))
+            await self._cluster.create_event(training.namespace, render_event(training, event, attempt, self.clock()))
         except ApiError as error:
             # The status says the same; an event is never worth a second reconcile.
             logger.warning("%s/%s: event %s not posted: %s", training.namespace, training.name, event.reason, error)
 
 
-def render_event(training: GpuTraining, event: EventToPost, now: datetime) -> Json:
-    """The Kubernetes event; its name follows from what it says, so the same one is never posted twice."""
-    digest = hashlib.sha256(f"{training.uid}/{event.reason}/{event.message}".encode()).hexdigest()[:16]
+def render_event(training: GpuTraining, event: EventToPost, attempt: int, now: datetime) -> Json:
+    """The Kubernetes event; its name follows from what it says, so the same one is not posted twice in one attempt."""
+    digest = hashlib.sha256(f"{training.uid}/{attempt}/{event.reason}/{event.message}".encode()).hexdigest()[:16]
     time = format_time(now)
     return {
         "apiVersion": "v1",

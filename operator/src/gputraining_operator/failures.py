@@ -164,6 +164,9 @@ def _reason(pod: PodView) -> tuple[str, str]:
 
 def _taken_away(pod: PodView) -> tuple[str, str] | None:
     """Reason and words when Kubernetes or a person removed the pod; None when it ended by itself."""
+    if pod.reason == "Evicted" and "exceed" in pod.message:
+        fix = "raise sharedMemory.sizeLimit, the emptyDir's sizeLimit or resources.limits.ephemeral-storage"
+        return Reason.STORAGE_LIMIT_EXCEEDED, f"evicted for its own use of storage: {pod.message.strip()}; {fix}"
     if pod.disruption is not None and pod.disruption.reason in _DISRUPTIONS:
         reason, text = _DISRUPTIONS[pod.disruption.reason]
         if pod.reason in _POD_REASONS:

@@ -73,9 +73,11 @@ class Fault:
 class Health:
     """What was seen of one attempt over time.
 
-    ``told`` has the time of each worker's newest record, so that a silent worker's old one is not taken for news.
+    ``watched_since`` is when this operator first asked; ``told`` has the time of each worker's newest record, so that a
+    silent worker's old one is not taken for news.
     """
 
+    watched_since: datetime | None = None
     told: Mapping[int, datetime] = field(default_factory=dict)
     step: int | None = None
     utilization: float | None = None
@@ -90,6 +92,8 @@ class Health:
 
 def follow(health: Health, spec: Spec, records: Mapping[int, ProgressRecord], now: datetime) -> Health:
     """Take in the newest records, by node rank; called after every pull."""
+    if health.watched_since is None:
+        health = replace(health, watched_since=now)
     fresh = {rank: record for rank, record in records.items() if health.told.get(rank) != record.time}
     if not fresh:
         return health
@@ -251,6 +255,7 @@ def stall_condition(
     spec: Spec,
     status: Json,
     progress: Json | None,
+    health: Health,
     records: Mapping[int, ProgressRecord],
     running_since: datetime,
     now: datetime,
@@ -261,10 +266,10 @@ def stall_condition(
         return None
     if now < at:
         return ConditionUpdate(kind, False, Reason.STEPS_ADVANCE, "steps advance again")
-    newest = max((record.time for record in records.values()), default=None)
     limit = timedelta(seconds=spec.monitoring.stalled_after_seconds)
+    newest = max((record.time for record in records.values()), default=health.watched_since)
     # An operator that has just started has heard of nothing, which is no proof that nothing happens.
-    if newest is None or (newest < at and now < newest + limit):
+    if newest is None or ((not records or newest < at) and now < newest + limit):
         return None
     seconds = max(newest - (at - limit), limit).total_seconds()
     facts = [f"spec.monitoring.stalledAfterSeconds is {spec.monitoring.stalled_after_seconds}"]

@@ -134,7 +134,7 @@ class PodView:
 def parse_job(body: Json) -> JobView:
     """Parse a PyTorchJob as the API server gives it."""
     meta = body["metadata"]
-    conditions = (body.get("status") or {}).get("conditions") or ()
+    by_type = {condition["type"]: condition for condition in (body.get("status") or {}).get("conditions") or ()}
     return JobView(
         namespace=meta["namespace"],
         name=meta["name"],
@@ -145,8 +145,8 @@ def parse_job(body: Json) -> JobView:
         created=parse_time(meta["creationTimestamp"]),
         deleting="deletionTimestamp" in meta,
         attempt=_number((meta.get("labels") or {}).get(LABEL_ATTEMPT, "")) or 1,
-        suspended=bool(((body.get("spec") or {}).get("runPolicy") or {}).get("suspend")),
-        conditions={condition["type"]: condition for condition in conditions},
+        suspended=_job_suspended(body.get("spec") or {}, by_type),
+        conditions=by_type,
     )
 
 
@@ -187,6 +187,12 @@ def parse_pod(body: Json) -> PodView:
         deletion_version=int(meta.get("resourceVersion") or 0) if "deletionTimestamp" in meta else 0,
         disruption=_disruption(conditions),
     )
+
+
+def _job_suspended(spec: Json, conditions: Json) -> bool:
+    """Whether the job is suspended, or was just resumed and the training-operator has not begun to act."""
+    wanted = bool((spec.get("runPolicy") or {}).get("suspend"))
+    return wanted or (conditions.get("Suspended") or {}).get("status") == "True"
 
 
 def controller_uid(meta: Json) -> str | None:

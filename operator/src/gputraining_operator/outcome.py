@@ -258,6 +258,12 @@ def _start_time(observed: Observed, now: datetime) -> datetime:
     return end - timedelta(seconds=math.ceil(min(seconds, most)))
 
 
+def add_suspended(status: Json, since: datetime, now: datetime) -> None:
+    """Time without workers, by the user's or a queue's wish, does not count against the deadline."""
+    seconds = max(0, round((now - since).total_seconds()))
+    status["suspendedSeconds"] = status.get("suspendedSeconds", 0) + seconds
+
+
 def deadline_text(limit: int) -> str:
     """The closing line of a training that ran too long."""
     return (

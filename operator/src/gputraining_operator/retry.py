@@ -72,10 +72,9 @@ def decide(training: GpuTraining, attempts: Sequence[Json], failure: Failure) ->
     if failure.reason == Reason.OUT_OF_MEMORY and training.spec.training is not None:
         return _out_of_memory(training, failure)
     if failure.reason == Reason.NON_FINITE_LOSS and _same_step_again(attempts):
-        step = attempts[-1].get("lastStep")
-        where = f"at step {grouped(step)} in two attempts" if step is not None else "in two attempts"
+        where = f"at step {grouped(attempts[-1]['lastStep'])} in two attempts"
         return Verdict(False, True, f"{failure.message} ({where}: another one would end the same)")
-    counts = failure.reason not in INFRASTRUCTURE
+    counts = failure.reason not in INFRASTRUCTURE or _nobody_asked(training, failure)
     failures, limit = training.status.get("countedFailures", 0) + counts, training.spec.run_policy.backoff_limit
     if counts and failures > limit:
         suffix = f" (spec.runPolicy.backoffLimit of {limit} is used up)" if limit else ""
@@ -123,9 +122,12 @@ def _out_of_memory(training: GpuTraining, failure: Failure) -> Verdict:
     return Verdict(True, False, text, FIRST_DELAY, reduced)
 
 
+def _nobody_asked(training: GpuTraining, failure: Failure) -> bool:
+    """Whether a script says by its exit code that it was told to stop, and no pod was: it may do so for ever."""
+    return failure.reason == Reason.PREEMPTED and failure.aftermath > 0 and training.spec.training is None
+
+
 def _same_step_again(attempts: Sequence[Json]) -> bool:
-    if len(attempts) < 2:
-        return False
-    before, last = attempts[-2], attempts[-1]
-    same = before.get("reason") == last.get("reason") == Reason.NON_FINITE_LOSS
-    return same and before.get("lastStep") == last.get("lastStep")
+    step = attempts[-1].get("lastStep")
+    before = [a for a in attempts[:-1] if a.get("reason") == Reason.NON_FINITE_LOSS]
+    return step is not None and bool(before) and before[-1].get("lastStep") == step

@@ -182,6 +182,30 @@ def test_a_worker_on_a_dead_node_is_given_up_after_its_grace() -> None:
     assert plan.delete_jobs == (job(),)
 
 
+def test_a_former_attempt_that_does_not_leave_is_told() -> None:
+    stuck = (FormerJob(replace(job(), deleting=True), (running_pod(1),)),)
+    status = status_of(KILLED)
+    assert decide(35, status, former=stuck).status is None
+    plan = decide(41, status, former=stuck)
+    assert status_of(plan)["message"] == "the next attempt waits until digits-1-worker-0 on node node-a is gone"
+    late = decide(200, status, with_policy(pendingDeadlineSeconds=60), former=stuck)
+    assert condition(status_of(late), "Failed") == ("True", Reason.PENDING_DEADLINE_EXCEEDED)
+
+
+def test_a_stray_job_of_a_former_attempt_is_removed() -> None:
+    stray = (FormerJob(job(), TWO),)
+    plan = decide(50, status_of(KILLED), job=job(attempt=2), pods=(starting_pod(0),), former=stray)
+    assert plan.delete_jobs == (job(),)
+
+
+def test_a_suspension_taken_back_while_the_workers_leave_is_no_failure() -> None:
+    leaving = status_of(decide(30, AHEAD, with_policy(suspend=True), job=job(), pods=TWO))
+    gone = tuple(gone_pod(ended_pod(pod.rank, 75)) for pod in TWO)
+    plan = decide(40, leaving, job=replace(job(), gone=True), pods=gone)
+    assert plan.failed_attempt == Reason.SUSPENDED
+    assert status_of(plan)["attempts"][0]["countsAgainstBackoffLimit"] is False
+
+
 def test_a_deleted_job_is_followed_by_the_next_attempt_and_said() -> None:
     deleted = replace(job(), gone=True)
     plan = decide(30, AHEAD, job=deleted, pods=tuple(gone_pod(pod) for pod in TWO))
@@ -268,7 +292,8 @@ def test_an_image_that_does_not_exist_is_given_up() -> None:
 
 
 def test_a_queue_may_take_the_workers_away_and_bring_them_back() -> None:
-    spec = SPEC | {"scheduling": {"queueName": "team-a"}}
+    spec = with_policy(activeDeadlineSeconds=1000, pendingDeadlineSeconds=10_000)
+    spec["scheduling"] = {"queueName": "team-a"}
     queued = job(suspended=True)
     status = status_of(decide(5, None, spec, job=queued))
     assert condition(status, "Running") == ("False", Reason.QUEUED)
@@ -276,8 +301,17 @@ def test_a_queue_may_take_the_workers_away_and_bring_them_back() -> None:
     running = status_of(decide(9, status, spec, job=job(), pods=TWO))
     taken = tuple(deleting_pod(pod) for pod in TWO)
     assert decide(20, running, spec, job=queued, pods=taken).failed_attempt is None
+    late = decide(9000, status_of(decide(20, running, spec, job=queued, pods=taken)), spec, job=queued)
+    assert status_of(late)["phase"] == "Pending", (
+        "time in the queue counts neither as running nor as waiting from the start"
+    )
+    resumed = {"Suspended": {"status": "False", "lastTransitionTime": "2026-11-21T10:00:30Z"}}
     back = (gone_pod(running_pod(0)), *TWO)
-    assert decide(40, running, spec, job=job(), pods=back).failed_attempt is None
+    again = decide(40, running, spec, job=replace(job(), conditions=resumed), pods=back)
+    assert again.failed_attempt is None
+    lost_now = (replace(gone_pod(running_pod(0)), created=at(35)), *TWO)
+    deleted = decide(40, running, spec, job=replace(job(), conditions=resumed), pods=lost_now)
+    assert deleted.failed_attempt == Reason.POD_DELETED
 
 
 def test_a_stalled_training_is_reported_or_restarted() -> None:

@@ -142,6 +142,15 @@ def test_eviction_by_the_node() -> None:
     assert failure.message == "worker 0 on node a: evicted by its node: node was low on memory"
 
 
+def test_a_storage_limit_is_the_trainings_own_doing() -> None:
+    said = 'Usage of EmptyDir volume "gputraining-shm" exceeds the limit "64Mi".'
+    pod = replace(ended_pod(0, 137), reason="Evicted", message=said)
+    failure = classify(job("Failed"), [pod])
+    assert failure.reason == Reason.STORAGE_LIMIT_EXCEEDED
+    assert said in failure.message
+    assert "raise sharedMemory.sizeLimit" in failure.message
+
+
 def test_a_dead_node_takes_its_worker_along() -> None:
     failure = lost_worker(deleting_pod(running_pod(1)))
     assert (failure.reason, failure.worker) == (Reason.NODE_LOST, 1)

@@ -162,8 +162,10 @@ def told(*states: tuple[str, float]) -> Mapping[int, ProgressRecord]:
     return {rank: ProgressRecord(state, at(now)) for rank, (state, now) in enumerate(states)}
 
 
-def stall(now: float, records: Mapping[int, ProgressRecord], status: Json | None = None) -> ConditionUpdate | None:
-    return stall_condition(SPEC, status or {}, PROGRESS, records, at(10), at(now))
+def stall(
+    now: float, records: Mapping[int, ProgressRecord], status: Json | None = None, health: Health | None = None
+) -> ConditionUpdate | None:
+    return stall_condition(SPEC, status or {}, PROGRESS, health or Health(), records, at(10), at(now))
 
 
 def test_the_stall_time_counts_from_the_last_step_or_the_start() -> None:
@@ -186,6 +188,9 @@ def test_a_stall_is_told_with_what_the_workers_do() -> None:
 
 def test_an_operator_that_has_heard_of_nothing_claims_no_stall() -> None:
     assert stall(5000, {}) is None
+    asked = follow(Health(), SPEC, {}, at(4000))
+    assert stall(4599, {}, health=asked) is None
+    assert stall(4600, {}, health=asked) is not None, "it has asked in vain for as long as a stall takes"
     assert stall(710, told(("Training", 690))) is None, "silent for a moment only"
     assert stall(1290, told(("Training", 690))) is not None, "silent for too long"
 

@@ -52,6 +52,28 @@ def test_nan_at_the_same_step_again_is_for_good() -> None:
     assert verdict(Reason.NON_FINITE_LOSS, attempts=nan[:1]).retry
 
 
+def test_nan_is_recognised_behind_another_failure() -> None:
+    nan: Any = {"reason": Reason.NON_FINITE_LOSS, "lastStep": 70}
+    attempts = [failed(1, **nan), failed(2, Reason.EVICTED, lastStep=50), failed(3, **nan)]
+    assert not verdict(Reason.NON_FINITE_LOSS, attempts=attempts).retry
+    unknown = [failed(n, Reason.NON_FINITE_LOSS) for n in (1, 2)]
+    assert verdict(Reason.NON_FINITE_LOSS, attempts=unknown).retry
+
+
+def test_a_script_that_claims_to_have_been_stopped_is_not_believed_for_ever() -> None:
+    script = training({"command": ["train"]}, {"countedFailures": 3})
+    claim = Failure(Reason.PREEMPTED, "why", exit_code=75, aftermath=2)
+    assert not decide(script, [failed()], claim).retry
+    assert decide(script, [failed()], Failure(Reason.PREEMPTED, "why", exit_code=75)).retry
+
+
+def test_an_attempt_that_ends_where_others_ended_has_not_advanced() -> None:
+    again = [failed(n, lastStep=10) for n in (1, 2, 3)]
+    assert delay_seconds("uid", again[:1]) == 0
+    assert 8 <= delay_seconds("uid", again[:2]) <= 12
+    assert 16 <= delay_seconds("uid", again) <= 24
+
+
 def test_out_of_memory_fails_with_the_fix_unless_told_to_reduce() -> None:
     found = verdict(Reason.OUT_OF_MEMORY)
     assert not found.retry
