@@ -303,7 +303,7 @@ def test_a_queue_may_take_the_workers_away_and_bring_them_back() -> None:
     assert decide(20, running, spec, job=queued, pods=taken).failed_attempt is None
     late = decide(9000, status_of(decide(20, running, spec, job=queued, pods=taken)), spec, job=queued)
     assert status_of(late)["phase"] == "Pending", (
-        "time in the queue counts neither as running nor as waiting from the start"
+        "time in the queue is no time of running"
     )
     resumed = {"Suspended": {"status": "False", "lastTransitionTime": "2026-11-21T10:00:30Z"}}
     back = (gone_pod(running_pod(0)), *TWO)
