@@ -302,9 +302,7 @@ def test_a_queue_may_take_the_workers_away_and_bring_them_back() -> None:
     taken = tuple(deleting_pod(pod) for pod in TWO)
     assert decide(20, running, spec, job=queued, pods=taken).failed_attempt is None
     late = decide(9000, status_of(decide(20, running, spec, job=queued, pods=taken)), spec, job=queued)
-    assert status_of(late)["phase"] == "Pending", (
-        "time in the queue is no time of running"
-    )
+    assert status_of(late)["phase"] == "Pending", "time in the queue is no time of running"
     resumed = {"Suspended": {"status": "False", "lastTransitionTime": "2026-11-21T10:00:30Z"}}
     back = (gone_pod(running_pod(0)), *TWO)
     again = decide(40, running, spec, job=replace(job(), conditions=resumed), pods=back)
