@@ -117,6 +117,17 @@ def test_pictures_come_through_a_loader(tmp_path: Path, workers: int) -> None:
     assert sorted(labels) == [0, 0, 1, 1][:: 1 + workers]
 
 
+def test_a_loader_leaves_the_models_randomness_alone(tmp_path: Path) -> None:
+    write_imagefolder(tmp_path)
+    config = TrainingConfig(dataset="imagefolder", dataset_path=tmp_path, batch_size=4)
+    batches = make_batches(sets.load(config), config, Process(), CPU)
+    torch.manual_seed(5)
+    untouched = torch.rand(3)
+    torch.manual_seed(5)
+    next(iter(batches.train(1)))
+    assert torch.equal(torch.rand(3), untouched)
+
+
 def test_a_pictures_random_changes_depend_on_seed_epoch_and_sample_alone(tmp_path: Path) -> None:
     write_imagefolder(tmp_path)
     for path in tmp_path.glob("*/*/*.png"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import logging
 import random
@@ -21,6 +22,7 @@ from gputraining_trainer.checkpoint import (
     Checkpoint,
     Folder,
     Manifest,
+    SupersededError,
     read_manifest,
     verify,
 )
@@ -84,10 +86,64 @@ def test_the_newest_of_ones_own_are_kept_and_nothing_of_others_is_touched(tmp_pa
     assert read_manifest(tmp_path / "step-0000000003").uid == "other"
 
 
-def test_what_training_went_back_behind_goes_first(tmp_path: Path) -> None:
-    written(tmp_path, 100, 200)
-    written(tmp_path, 150, retain=2)  # 200 was not sound, so training went on from 100
+def test_what_was_found_to_be_damaged_goes_when_there_is_another(tmp_path: Path) -> None:
+    _, damaged = written(tmp_path, 100, 200)
+    place = Folder(tmp_path, "mine", 2)
+    place.reject(damaged.path)
+    assert names(tmp_path) == ["step-0000000100", "step-0000000200"]
+    place.write(manifest(150), write)
     assert names(tmp_path) == ["step-0000000100", "step-0000000150"]
+
+
+def test_what_nobody_found_fault_with_is_not_thrown_away_for_earlier_steps(tmp_path: Path) -> None:
+    written(tmp_path, 100, 200)
+    written(tmp_path, 3, 6, 9, retain=2)
+    assert names(tmp_path) == [f"step-{step:010d}" for step in (6, 9, 100, 200)]
+
+
+def test_a_place_that_cannot_be_read_now_is_no_empty_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (kept,) = written(tmp_path, 7)
+    for trouble in ("iterdir", "open"):
+        with monkeypatch.context() as patched:
+            patched.setattr(Path, trouble, stale)
+            with pytest.raises(OSError, match="Stale file handle"):
+                Folder(tmp_path, "mine").find(FINGERPRINT)
+    with monkeypatch.context() as patched:
+        patched.setattr(Path, "open", stale)
+        with pytest.raises(OSError, match="Stale file handle"):
+            verify(kept)
+
+
+def stale(*_: object, **__: object) -> None:
+    raise OSError(errno.ESTALE, "Stale file handle")
+
+
+def test_an_attempt_that_was_superseded_writes_no_more(tmp_path: Path) -> None:
+    old, new = Folder(tmp_path, "mine", attempt=1), Folder(tmp_path, "mine", attempt=2)
+    old.claim()
+    old.write(manifest(310), write)
+
+    def overtaken(file: IO[bytes]) -> None:
+        new.claim()
+        write(file)
+
+    with pytest.raises(SupersededError, match="attempt 2 of this training has taken over from attempt 1"):
+        old.write(manifest(320), overtaken)
+    with pytest.raises(SupersededError):
+        old.write(manifest(330), write)
+    with pytest.raises(SupersededError):
+        old.claim()
+    new.write(manifest(320), write)
+    assert [entry.manifest.step for entry in new.find(FINGERPRINT)] == [320, 310]
+    assert names(tmp_path) == [".attempt.mine", "step-0000000310", "step-0000000320"]
+    Folder(tmp_path, "other", attempt=1).check_current()
+
+
+def test_ones_own_that_does_not_fit_any_more_is_no_reason_to_begin_anew(tmp_path: Path) -> None:
+    written(tmp_path, 7)
+    with pytest.raises(ConfigError, match="wrote with other data: dataset 'digits', here 'mnist'; allowed"):
+        Folder(tmp_path, "mine").find({**FINGERPRINT, "dataset": "mnist"})
+    assert Folder(tmp_path, "other").find({**FINGERPRINT, "dataset": "mnist"}) == []
 
 
 def test_the_place_of_another_is_not_taken(tmp_path: Path) -> None:
@@ -126,7 +182,7 @@ def test_a_truncated_or_changed_one_is_found_out(tmp_path: Path, seed: int) -> N
         ({"formatVersion": 2}, "its format is version 2, known is 1"),
         ({"step": "12"}, "its manifest.json cannot be understood"),
         (
-            {"fingerprint": {**FINGERPRINT, "model": "resnet18"}},
+            {"fingerprint": {**FINGERPRINT, "model": "resnet18"}, "uid": "other"},
             "it is of something else: model 'resnet18', here 's",
         ),
         ({"fingerprint": None}, "its manifest.json cannot be understood"),
@@ -153,11 +209,12 @@ def test_a_folder_that_is_not_there_holds_nothing(tmp_path: Path) -> None:
 
 
 def test_what_an_earlier_attempt_left_half_written_is_cleaned(tmp_path: Path) -> None:
-    for name in (".step-0000000005.mine.tmp", ".step-0000000004.mine.old", ".step-0000000005.yours.tmp"):
+    mine = (".step-0000000005.mine.1-77.tmp", ".step-0000000004.mine.12-3.old")
+    for name in (*mine, ".step-0000000005.yours.1-77.tmp"):
         (tmp_path / name).mkdir()
         (tmp_path / name / STATE_FILE).write_bytes(b"half")
     Folder(tmp_path, "mine").clean()
-    assert names(tmp_path) == [".step-0000000005.yours.tmp"]
+    assert names(tmp_path) == [".step-0000000005.yours.1-77.tmp"]
 
 
 @pytest.fixture

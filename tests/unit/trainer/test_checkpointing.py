@@ -14,12 +14,13 @@ from torch import nn
 
 from gputraining_trainer import checkpointing
 from gputraining_trainer.checkpoint import Folder, read_manifest
-from gputraining_trainer.checkpointing import Checkpoints, Position, Trained, load_state, restore
+from gputraining_trainer.checkpointing import Checkpoints
 from gputraining_trainer.config import CheckpointConfig, Config, Process
 from gputraining_trainer.failures import Preempted, Terminated
 from gputraining_trainer.parallel import Control, Group
 from gputraining_trainer.report import Report
 from gputraining_trainer.signals import Stop
+from gputraining_trainer.state import Position, Trained, load_state, restore
 
 CPU = torch.device("cpu")
 ALONE = Group(Process(), CPU)
@@ -74,7 +75,7 @@ def drive(checkpoints: Checkpoints, steps: int, state: Trained | None = None) ->
 
 
 def steps_in(folder: Path) -> list[int]:
-    return sorted(read_manifest(path).step for path in folder.iterdir())
+    return sorted(read_manifest(path).step for path in folder.glob("step-*"))
 
 
 @pytest.mark.parametrize("late", [False, True])
@@ -87,6 +88,42 @@ def test_steps_that_are_asked_for_and_the_last_one(tmp_path: Path, late: bool) -
 def test_a_checkpoint_that_is_asked_for_is_taken_once(tmp_path: Path, late: bool, expected: list[int]) -> None:
     drive(make(tmp_path, late, interval_seconds=0.0, retain=9), 6)  # always due
     assert steps_in(tmp_path) == expected
+
+
+@pytest.mark.parametrize(("late", "every"), [(True, 39), (True, 13), (False, 39)])
+def test_the_last_step_has_a_checkpoint_whatever_came_just_before(tmp_path: Path, late: bool, every: int) -> None:
+    drive(make(tmp_path, late, interval_steps=every, retain=9), TOTAL)
+    assert steps_in(tmp_path)[-1] == TOTAL
+
+
+def test_a_multiple_that_came_while_one_was_being_written_is_made_up_for(tmp_path: Path) -> None:
+    checkpoints = make(tmp_path, interval_steps=10, retain=9)
+    checkpoints._last_step = 9
+    checkpoints._writing = threading.Thread()  # one is being written ...
+    assert not checkpoints._ask(Position(10, total_steps=TOTAL))
+    checkpoints._writing = None
+    assert checkpoints._ask(Position(11, total_steps=TOTAL))
+
+
+def test_no_memory_for_the_copy_is_told_and_ends_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object) -> None:
+        raise RuntimeError("CUDA error: out of memory")
+
+    report = Report()
+    checkpoints = make(tmp_path, report=report, interval_steps=2)
+    monkeypatch.setattr(checkpoints._snapshot, "take", full)
+    drive(checkpoints, 3)
+    assert report.progress.checkpoint is not None
+    assert "its copy does not fit into memory" in (report.progress.checkpoint.error or "")
+
+
+def test_a_superseded_attempt_ends(tmp_path: Path) -> None:
+    checkpoints = make(tmp_path, interval_steps=2)
+    Folder(tmp_path, "local", attempt=2).claim()
+    with pytest.raises(Terminated):
+        drive(checkpoints, 9)
+    with pytest.raises(Terminated):
+        checkpoints.check_current()
 
 
 def test_while_one_is_being_written_no_other_is_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -157,7 +194,7 @@ def test_what_is_not_finite_is_not_kept(tmp_path: Path, what: str) -> None:
     loss = torch.tensor(torch.nan if what == "loss" else 1.0)
     checkpoints.after_step(Position(1, 1, 8, 1, total_steps=TOTAL), state, lambda: loss)
     checkpoints.wait()
-    assert list(tmp_path.iterdir()) == []
+    assert steps_in(tmp_path) == []
     assert report.progress.checkpoint is not None
     assert "not finite" in (report.progress.checkpoint.error or "")
 

@@ -11,7 +11,6 @@ import pytest
 import torch
 from torch import nn
 
-from gputraining_trainer.checkpointing import Position
 from gputraining_trainer.config import ConfigError, Process, TrainingConfig
 from gputraining_trainer.data import sets
 from gputraining_trainer.data.batches import Batch, TensorBatches, make_batches
@@ -23,6 +22,7 @@ from gputraining_trainer.models import make_model
 from gputraining_trainer.parallel import Group
 from gputraining_trainer.precision import _automatic, choose_precision
 from gputraining_trainer.report import Report, State
+from gputraining_trainer.state import Position
 
 CPU = torch.device("cpu")
 ALONE = Group(Process(), CPU)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import sys
 from collections.abc import Mapping, Sequence
 
@@ -17,6 +18,10 @@ from gputraining_trainer.report import State
 
 def main(arguments: Sequence[str], environment: Mapping[str, str]) -> int:
     """Run torchrun with these arguments; gives the exit code."""
+    # The kernel ignores signals that the first process of a container does not handle, and torchrun begins to do so
+    # only when its workers start.
+    signal.signal(signal.SIGTERM, lambda _number, _frame: os._exit(EXIT_TERMINATED))
+
     from torch.distributed.elastic.multiprocessing.api import SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.run import main as torchrun
@@ -28,13 +33,15 @@ def main(arguments: Sequence[str], environment: Mapping[str, str]) -> int:
         code = error.get_first_failure()[1].exitcode
         return code if code >= 0 else 128 - code  # a negative one is a signal
     except SignalException:  # it has passed the signal on, and waited for the processes
-        return EXIT_PREEMPTED if _last_state(environment) == State.PREEMPTED else EXIT_TERMINATED
+        state = _last_state(environment)
+        ends = {State.PREEMPTED: EXIT_PREEMPTED, State.COMPLETE: 0}
+        return ends.get(state, EXIT_TERMINATED) if state else EXIT_TERMINATED
     return 0
 
 
-def _last_state(environment: Mapping[str, str]) -> object:
+def _last_state(environment: Mapping[str, str]) -> State | None:
     try:
-        return json.loads(read_termination_log(environment).read_bytes())["state"]
+        return State(json.loads(read_termination_log(environment).read_bytes())["state"])
     except (OSError, ValueError, LookupError, TypeError):
         return None
 

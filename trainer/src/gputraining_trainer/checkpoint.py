@@ -7,7 +7,8 @@
         manifest.json  what it is of, its size and checksum; written last, so without it nothing counts
 
 A folder is written under a temporary name and renamed when all of it is on the disk. Several trainings may share a
-place: each deletes only its own.
+place: each deletes only its own. A worker of an earlier attempt may live on where nobody can reach it: the newest
+attempt leaves its number in the place, and an older one that finds it writes no more.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import IO, Any, Final
 
+from gputraining_trainer.config import ConfigError
 from gputraining_trainer.output import sync_folder
 
 log = logging.getLogger(__name__)
@@ -39,6 +41,10 @@ _MAX_MANIFEST_BYTES: Final = 1 << 20
 
 class BadCheckpointError(Exception):
     """It cannot be used. The text says why, as a clause."""
+
+
+class SupersededError(Exception):
+    """A newer attempt of the same training writes here: this one is over."""
 
 
 @dataclass(frozen=True)
@@ -105,30 +111,46 @@ class Folder:
         path: the place; there already.
         uid: of the training: what has another is not ours.
         retain: so many of our own are kept.
+        attempt: number of the attempt that writes.
     """
 
-    def __init__(self, path: Path, uid: str, retain: int = 2) -> None:
+    def __init__(self, path: Path, uid: str, retain: int = 2, attempt: int = 1) -> None:
         self.path = path
         self._uid = uid
         self._retain = retain
+        self._attempt = attempt
         self._short_uid = re.sub(r"[^0-9a-z]", "", uid.lower())[:12] or "x"
-        self._temporary = re.compile(rf"\.step-[0-9]+\.{self._short_uid}\.(tmp|old)")
+        self._temporary = re.compile(rf"\.step-[0-9]+\.{self._short_uid}\.[0-9]+-[0-9]+\.(tmp|old)")
+        self._mine = f"{self._short_uid}.{attempt}-{os.getpid()}"
+        self._fence = path / f".attempt.{self._short_uid}"
+        self._rejected: set[Path] = set()
 
     def find(self, fingerprint: Mapping[str, Any] | None = None) -> list[Checkpoint]:
         """What may be resumed from, best first: our own by step, then those of others by time.
 
         What is not complete, or of another model or data set than the fingerprint says, is logged and left out.
+
+        Raises:
+            OSError: the place cannot be read now: no reason to begin anew, and write over what is there.
+            ConfigError: one of our own does not fit any more.
         """
         found = []
         for path in self._folders():
             try:
                 manifest = read_manifest(path)
-                if fingerprint is not None:
-                    _compare(manifest.fingerprint, fingerprint)
             except BadCheckpointError as error:
                 log.warning("checkpoint %s is skipped: %s", path, error)
                 continue
-            found.append(Checkpoint(path, manifest))
+            differing = _differences(manifest.fingerprint, fingerprint or {})
+            if not differing:
+                found.append(Checkpoint(path, manifest))
+            elif manifest.uid == self._uid:
+                raise ConfigError(
+                    f"checkpoint.path: got {path}, which this training wrote with other data: {differing}; allowed: "
+                    "the data that it began with; fix: put the data back, or start a new training with another path"
+                )
+            else:
+                log.warning("checkpoint %s is skipped: it is of something else: %s", path, differing)
         own = [checkpoint for checkpoint in found if checkpoint.manifest.uid == self._uid]
         others = [checkpoint for checkpoint in found if checkpoint.manifest.uid != self._uid]
         return [
@@ -145,8 +167,10 @@ class Folder:
 
         Raises:
             OSError: it could not be written; nothing of it stays.
+            SupersededError: a newer attempt writes here; nothing of it stays.
         """
-        temporary = self.path / f".step-{manifest.step:010d}.{self._short_uid}.tmp"
+        self.check_current()
+        temporary = self.path / f".step-{manifest.step:010d}.{self._mine}.tmp"
         self._remove(temporary)
         try:
             temporary.mkdir()
@@ -163,6 +187,7 @@ class Folder:
                 raw.flush()
                 os.fsync(raw.fileno())
             sync_folder(temporary)
+            self.check_current()  # writing can take long
             final = self._place(manifest.step)
             temporary.rename(final)
             sync_folder(self.path)
@@ -172,9 +197,38 @@ class Folder:
         self._retire(manifest.step)
         return Checkpoint(final, manifest)
 
+    def claim(self) -> None:
+        """From now on earlier attempts write no more here.
+
+        Raises:
+            OSError: the place cannot be written to.
+            SupersededError: a newer attempt writes here.
+        """
+        self.check_current()
+        temporary = self.path / f".attempt.{self._mine}.tmp"
+        temporary.write_text(str(self._attempt))
+        temporary.replace(self._fence)
+
+    def check_current(self) -> None:
+        """Make sure that no newer attempt writes here.
+
+        Raises:
+            SupersededError: one does.
+        """
+        try:
+            newest = int(self._fence.read_text())
+        except (OSError, ValueError):
+            return
+        if newest > self._attempt:
+            raise SupersededError(f"attempt {newest} of this training has taken over from attempt {self._attempt}")
+
+    def reject(self, path: Path) -> None:
+        """This checkpoint was found to be damaged: it may go when there are others."""
+        self._rejected.add(path)
+
     def clean(self) -> None:
         """Remove what our earlier attempts left behind half-written."""
-        for path in self._listing():
+        for path in self._quiet_listing():
             if self._temporary.fullmatch(path.name):
                 log.info("checkpoints: removing %s, left by an earlier attempt", path)
                 self._remove(path)
@@ -190,11 +244,15 @@ class Folder:
         raise FileExistsError(f"{path} is in the way and not of this training; fix: remove it")
 
     def _retire(self, step: int) -> None:
-        """Keep the newest of our own. Those of later steps go first: training went another way from an earlier one."""
-        own = [(int(match[1]), path) for path in self._listing() if (match := _FOLDER.fullmatch(path.name))]
+        """Keep the newest of our own up to this step, and drop those that were found to be damaged.
+
+        One of a later step that nobody has found fault with is not understood, so it stays.
+        """
+        own = [(int(match[1]), path) for path in self._quiet_listing() if (match := _FOLDER.fullmatch(path.name))]
         own = [(number, path) for number, path in own if self._is_own(path)]
-        own.sort(key=lambda entry: (entry[0] <= step, entry[0]), reverse=True)
-        for _, path in own[self._retain :]:
+        sound = sorted((entry for entry in own if entry[0] <= step and entry[1] not in self._rejected), reverse=True)
+        damaged = [path for _, path in own if path in self._rejected]
+        for path in [path for _, path in sound[self._retain :]] + damaged:
             try:
                 self._discard(path)
             except OSError as error:
@@ -203,13 +261,13 @@ class Folder:
     def _is_own(self, path: Path) -> bool:
         try:
             return read_manifest(path).uid == self._uid
-        except BadCheckpointError:
+        except (BadCheckpointError, OSError):
             return False
 
     def _discard(self, path: Path) -> None:
         """Remove a checkpoint: under its name it is either whole or gone."""
         number = path.name.split("-")[1]
-        old = self.path / f".step-{number}.{self._short_uid}.old"
+        old = self.path / f".step-{number}.{self._mine}.old"
         self._remove(old)
         path.rename(old)
         self._remove(old)
@@ -224,6 +282,12 @@ class Folder:
     def _listing(self) -> list[Path]:
         try:
             return sorted(self.path.iterdir())
+        except FileNotFoundError:
+            return []
+
+    def _quiet_listing(self) -> list[Path]:
+        try:
+            return self._listing()
         except OSError as error:
             log.warning("checkpoints in %s cannot be listed: %s", self.path, error.strerror)
             return []
@@ -233,15 +297,14 @@ def read_manifest(path: Path) -> Manifest:
     """The manifest of a checkpoint.
 
     Raises:
-        BadCheckpointError: there is none, it cannot be read or understood.
+        BadCheckpointError: there is none, or it cannot be understood.
+        OSError: it cannot be read now.
     """
     try:
         with (path / MANIFEST_FILE).open("rb") as file:
             data = file.read(_MAX_MANIFEST_BYTES)
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
         raise BadCheckpointError(f"it has no {MANIFEST_FILE}: it was never completed") from None
-    except OSError as error:
-        raise BadCheckpointError(f"its {MANIFEST_FILE} cannot be read ({error.strerror})") from error
     return Manifest.decode(data)
 
 
@@ -250,14 +313,15 @@ def verify(checkpoint: Checkpoint) -> None:
 
     Raises:
         BadCheckpointError: it is not what was written.
+        OSError: it cannot be read now.
     """
     size = checksum = 0
     try:
         with (checkpoint.path / STATE_FILE).open("rb") as file:
             while data := file.read(_READ_BYTES):
                 size, checksum = size + len(data), zlib.crc32(data, checksum)
-    except OSError as error:
-        raise BadCheckpointError(f"its {STATE_FILE} cannot be read ({error.strerror})") from error
+    except (FileNotFoundError, IsADirectoryError):
+        raise BadCheckpointError(f"it has no {STATE_FILE}") from None
     if size != checkpoint.manifest.size:
         raise BadCheckpointError(f"its {STATE_FILE} has {size} bytes, {checkpoint.manifest.size} were written")
     if checksum != checkpoint.manifest.crc32:
@@ -269,12 +333,10 @@ def now() -> str:
     return datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
-def _compare(theirs: Mapping[str, Any], ours: Mapping[str, Any]) -> None:
-    differing = [
+def _differences(theirs: Mapping[str, Any], ours: Mapping[str, Any]) -> str:
+    return ", ".join(
         f"{name} {theirs.get(name)!r}, here {value!r}" for name, value in ours.items() if theirs.get(name) != value
-    ]
-    if differing:
-        raise BadCheckpointError(f"it is of something else: {', '.join(differing)}")
+    )
 
 
 class _Summed:

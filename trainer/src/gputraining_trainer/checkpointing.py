@@ -9,24 +9,22 @@ from __future__ import annotations
 import errno
 import logging
 import math
-import pickle
 import threading
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final, NoReturn
 
 import torch
-from torch import nn
 
 from gputraining_trainer.checkpoint import (
-    STATE_FILE,
     BadCheckpointError,
     Checkpoint,
     Folder,
     Manifest,
+    SupersededError,
     now,
     read_manifest,
     verify,
@@ -37,41 +35,12 @@ from gputraining_trainer.parallel import Control, Group, float_buffers
 from gputraining_trainer.report import CheckpointNote, Report
 from gputraining_trainer.signals import Stop
 from gputraining_trainer.snapshot import Snapshot
+from gputraining_trainer.state import Position, Trained, load_state, restore
 
 log = logging.getLogger(__name__)
 
 VISIBLE_SECONDS: Final = 20.0
 """How long a network file system may take to show one worker what another sees."""
-
-
-@dataclass(frozen=True)
-class Position:
-    """Where a training is: between two steps."""
-
-    step: int = 0
-    """Steps done."""
-    epoch: int = 1
-    consumed: int = 0
-    """Samples of this epoch that all ranks together have consumed."""
-    epoch_steps: int = 0
-    """Steps done in this epoch."""
-    epoch_loss: float = 0.0
-    """Mean loss over them, and over the ranks."""
-    total_steps: int = 0
-    """Of the whole training, as it was then."""
-    rate_step: int = 0
-    """From this step on the learning rate runs along its curve, ..."""
-    rate_share: float = 0.0
-    """... from this share of the curve to its end at the last step."""
-
-
-@dataclass(frozen=True)
-class Trained:
-    """What a training changes, and a checkpoint holds."""
-
-    module: nn.Module
-    optimizer: torch.optim.Optimizer
-    scaler: torch.amp.GradScaler
 
 
 class Checkpoints:
@@ -89,13 +58,13 @@ class Checkpoints:
         self._config, self._checkpoint = config, checkpoint
         self._fingerprint = dict(fingerprint)
         self._group, self._stop, self._report = group, stop, report
-        self._folder = Folder(checkpoint.path, config.uid, checkpoint.retain)
+        self._folder = Folder(checkpoint.path, config.uid, checkpoint.retain, config.attempt)
         self._control = Control(group.process)
         self._snapshot = Snapshot(group.device)
         self._writing: threading.Thread | None = None
-        self._outcome: Checkpoint | str = ""
+        self._outcome: Checkpoint | SupersededError | str = ""
         """Of the thread: what it wrote, or why not. Taken over by the training's thread, the report's only writer."""
-        self._last_time = time.monotonic()
+        self._last_time, self._last_step = time.monotonic(), 0
         self._asked = False
         """A checkpoint is due as soon as all know of it."""
         self._written_step: int | None = None
@@ -113,7 +82,7 @@ class Checkpoints:
         found: tuple[Checkpoint, dict[str, Any]] | None = None
         failure: str | None = None
         if self._group.is_main:
-            self._folder.clean()
+            self._claim()
             try:
                 found = self._choose(trained, is_finished)
             except CheckpointNotFoundError as error:
@@ -127,6 +96,7 @@ class Checkpoints:
         checkpoint, state = found or self._load_chosen(name)
         restore(state, trained, self._group)
         position = Position(**state["position"])
+        self._last_step = position.step
         manifest = checkpoint.manifest
         self._report.update(
             restored_step=position.step,
@@ -163,7 +133,8 @@ class Checkpoints:
         stop, due = self._control.agree(self._stop.wanted, self._ask(position))
         if stop:
             self._end(position, trained, epoch_loss())
-        elif due:
+        elif due or position.step == position.total_steps:  # the last one is due without a word
+            self.wait()
             self._save(position, trained, epoch_loss())
 
     def wait(self, seconds: float | None = None) -> None:
@@ -177,22 +148,37 @@ class Checkpoints:
         self._control.close()
         self.wait()
 
+    def check_current(self) -> None:
+        """Make sure, on rank 0, that no newer attempt has taken over.
+
+        Raises:
+            Terminated: one has.
+        """
+        try:
+            self._folder.check_current()
+        except SupersededError as error:
+            log.error("%s: this one ends", error)
+            raise Terminated from error
+
+    def _claim(self) -> None:
+        self.check_current()
+        self._folder.claim()
+        self._folder.clean()
+
     def _ask(self, position: Position) -> bool:
         """Whether rank 0 asks for a checkpoint. While one is asked for or being written the next has to wait."""
         if not self._group.is_main or self._asked or self._writing is not None:
             return False
         step = position.step + self._control.delay  # when the others will know of it
         every = self._checkpoint.interval_steps
-        self._asked = (
-            time.monotonic() - self._last_time >= self._checkpoint.interval_seconds
-            or (every is not None and step % every == 0)
-            or step == position.total_steps
+        self._asked = time.monotonic() - self._last_time >= self._checkpoint.interval_seconds or (
+            every is not None and step // every > self._last_step // every
         )
         return self._asked
 
     def _save(self, position: Position, trained: Trained, epoch_loss: torch.Tensor) -> None:
         """Take the state, on all processes; on rank 0 a thread writes it."""
-        self._last_time, self._asked = time.monotonic(), False
+        self._last_time, self._last_step, self._asked = time.monotonic(), position.step, False
         buffers = float_buffers(trained.module)
         row = torch.cat([*(buffer.detach().flatten() for buffer in buffers), epoch_loss.view(1)])
         rows = self._group.gather(row)
@@ -210,7 +196,12 @@ class Checkpoints:
             "scaler": trained.scaler.state_dict(),
             "rows": rows,
         }
-        self._snapshot.take(state)
+        try:
+            self._snapshot.take(state)
+        except RuntimeError as error:  # no memory for the copy: training has enough, and goes on
+            self._outcome = f"step {position.step}: its copy does not fit into memory ({error})"
+            self._tell_outcome()
+            return
         self._writing = threading.Thread(target=self._write, args=(position,), name="checkpoint", daemon=True)
         self._writing.start()
 
@@ -250,6 +241,9 @@ class Checkpoints:
                 time=now(),
             )
             written = self._folder.write(manifest, lambda file: torch.save(state, file))
+        except SupersededError as error:
+            self._outcome = error
+            return
         except Exception as error:  # noqa: BLE001 - training goes on without it, whatever it was
             self._outcome = f"step {position.step}: {_reason(error, self._checkpoint.path)}"
             return
@@ -261,6 +255,12 @@ class Checkpoints:
         if self._writing is None or self._writing.is_alive():
             return
         self._writing = None
+        self._tell_outcome()
+
+    def _tell_outcome(self) -> None:
+        if isinstance(self._outcome, SupersededError):
+            log.error("%s: this one ends", self._outcome)
+            raise Terminated
         if isinstance(self._outcome, Checkpoint):
             manifest = self._outcome.manifest
             self._written_step = manifest.step
@@ -277,22 +277,27 @@ class Checkpoints:
         policy, first, place = self._checkpoint.resume, self._config.attempt == 1, self._checkpoint.path
         found = [] if policy == "Never" and first else self._folder.find(self._fingerprint)
         why = f"{place} holds no checkpoint that fits this training"
+        finished: set[str] = set()
         for checkpoint in found:
-            is_own = checkpoint.manifest.uid == self._config.uid
-            if policy == "Never" and not is_own:
+            uid = checkpoint.manifest.uid
+            is_own = uid == self._config.uid
+            if (policy == "Never" and not is_own) or uid in finished:
                 continue
             try:
                 verify(checkpoint)
                 state = load_state(checkpoint.path, trained.module)
             except BadCheckpointError as error:
                 log.warning("checkpoint %s is skipped: %s", checkpoint.path, error)
+                self._folder.reject(checkpoint.path)
                 continue
             position = Position(**state["position"])
             if position.epoch > self._config.training.epochs or (not is_own and is_finished(position)):
                 why = f"{checkpoint.path} is of training {checkpoint.manifest.name}, which finished"
-                log.info("%s: training begins anew", why)
-                break
+                finished.add(uid)
+                continue
             return checkpoint, state
+        if finished:
+            log.info("%s: training begins anew", why)
         if policy == "Required" and first:
             raise CheckpointNotFoundError(
                 f"checkpoint.resume: got 'Required', but {why}; fix: let checkpoint.volume and checkpoint.path "
@@ -308,49 +313,15 @@ class Checkpoints:
                 checkpoint = Checkpoint(path, read_manifest(path))
                 verify(checkpoint)
                 return checkpoint, load_state(path)
-            except BadCheckpointError as error:
+            except (BadCheckpointError, OSError) as error:
                 if time.monotonic() > deadline:
-                    raise CheckpointNotFoundError(
+                    # Once it could be seen by all, so that it can be again: only a first attempt fails for good.
+                    kind = CheckpointNotFoundError if self._config.attempt == 1 else RuntimeError
+                    raise kind(
                         f"rank {self._group.process.rank}: {path}, which rank 0 resumes from, cannot be used here: "
                         f"{error}; fix: a checkpoint.volume that all workers share (ReadWriteMany)"
                     ) from error
             time.sleep(0.5)
-
-
-def load_state(path: Path, module: nn.Module | None = None) -> dict[str, Any]:
-    """The state of a checkpoint, on the CPU.
-
-    Args:
-        path: of the checkpoint.
-        module: what the weights have to fit into.
-
-    Raises:
-        BadCheckpointError: it cannot be read, or does not fit.
-    """
-    try:
-        state: dict[str, Any] = torch.load(path / STATE_FILE, map_location="cpu", weights_only=True)
-        Position(**state["position"])
-        shapes = {name: value.shape for name, value in state["model"].items()}
-    except (OSError, RuntimeError, ValueError, TypeError, LookupError, AttributeError, pickle.PickleError) as error:
-        raise BadCheckpointError(f"its {STATE_FILE} cannot be loaded ({type(error).__name__}: {error})") from error
-    if module is not None and shapes != {name: value.shape for name, value in module.state_dict().items()}:
-        raise BadCheckpointError("its weights do not fit the model")
-    return state
-
-
-def restore(state: Mapping[str, Any], trained: Trained, group: Group) -> None:
-    """Load a state. Buffers that differ between ranks come back to each as they were; other ranks get the mean."""
-    trained.module.load_state_dict(state["model"])
-    rows = state["buffers"]
-    same = state["world_size"] == group.process.world_size
-    row = rows[group.process.rank] if same else rows.double().mean(dim=0)
-    buffers = float_buffers(trained.module)
-    for buffer, values in zip(buffers, torch.split(row, [buffer.numel() for buffer in buffers]), strict=True):
-        buffer.copy_(values.view_as(buffer))
-    settings = trained.optimizer.state_dict()["param_groups"]  # those of this training, not of the one before
-    trained.optimizer.load_state_dict({"state": state["optimizer"]["state"], "param_groups": settings})
-    if state["scaler"] and trained.scaler.is_enabled():
-        trained.scaler.load_state_dict(state["scaler"])
 
 
 def _is_finite(tensors: Mapping[str, torch.Tensor]) -> bool:

@@ -15,7 +15,7 @@ import torch.nn.functional as F  # noqa: N812 - the name that all of PyTorch's w
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from gputraining_trainer.checkpointing import Checkpoints, Position, Trained
+from gputraining_trainer.checkpointing import Checkpoints
 from gputraining_trainer.config import TrainingConfig
 from gputraining_trainer.data.batches import Batch, Batches
 from gputraining_trainer.data.order import Order, derive_seed
@@ -23,6 +23,7 @@ from gputraining_trainer.meter import LocalTime, Meter
 from gputraining_trainer.parallel import Group
 from gputraining_trainer.precision import Precision
 from gputraining_trainer.report import Report, State
+from gputraining_trainer.state import Position, Trained
 
 log = logging.getLogger(__name__)
 

@@ -26,21 +26,25 @@ def check_output(folder: Path) -> None:
     check_writable(folder, "training.outputPath (OUTPUT_PATH)")
 
 
-def check_writable(folder: Path, field: str) -> None:
+def check_writable(folder: Path, field: str, *, worked_before: bool = False) -> None:
     """Make a folder, and make sure that files can be written there.
 
     Args:
         folder: the folder.
         field: which setting names it.
+        worked_before: an earlier attempt wrote there, so that the setting is right, and the trouble may pass.
 
     Raises:
         ConfigError: they cannot.
+        OSError: they cannot now.
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=folder):
             pass
     except OSError as error:
+        if worked_before:
+            raise
         raise ConfigError(
             f"{field}: got '{folder}' ({error.strerror}), allowed: a folder that uid {os.getuid()} can write to; "
             f"fix: {_writable_fix(error.errno)}"

@@ -8,7 +8,7 @@ import os
 import platform
 import sys
 import traceback
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -26,7 +26,7 @@ from gputraining_trainer.failures import (
 )
 from gputraining_trainer.gpu import GpuSampler
 from gputraining_trainer.output import MODEL_FILE, check_output, check_writable, write_metadata, write_model
-from gputraining_trainer.report import Report, State, process_age
+from gputraining_trainer.report import Failure, Report, State, process_age
 from gputraining_trainer.server import ProgressServer
 from gputraining_trainer.signals import Stop, on_terminate
 from gputraining_trainer.startup import defer_compiler_import
@@ -66,7 +66,7 @@ def main(environment: Mapping[str, str]) -> int:
     except ConfigError as error:
         return fail(error, report, termination_log)
     try:
-        _run(config, report, stop)
+        _run(config, report, stop, lambda error: _tell(error, report, termination_log, _batch(config)))
     except KeyboardInterrupt:
         log.info("interrupted")
         return EXIT_INTERRUPTED
@@ -78,20 +78,29 @@ def main(environment: Mapping[str, str]) -> int:
     except Terminated:
         return _terminated(report, termination_log)
     except Exception as error:  # noqa: BLE001 - whatever it is, the job's owner is told
-        training = config.training
-        batch = f"batchSize {training.batch_size} x {training.gradient_accumulation_steps} accumulated"
         if stop.wanted and describe(error, report.rank)[0].type in {"PeerLost", "NcclError"}:
             return _terminated(report, termination_log)  # the others were told to stop, too, and are gone already
-        return fail(error, report, termination_log, batch)
+        return fail(error, report, termination_log, _batch(config))
     write_final(termination_log, report.record())
     return 0
 
 
-def fail(error: BaseException, report: Report, termination_log: Path, batch: str = "") -> int:
-    """Tell of a failure: on stderr and as the last word; gives the exit code."""
+def _batch(config: Config) -> str:
+    training = config.training
+    return f"batchSize {training.batch_size} x {training.gradient_accumulation_steps} accumulated"
+
+
+def _tell(error: BaseException, report: Report, termination_log: Path, batch: str) -> tuple[Failure, int]:
+    """Leave the last word of a failure; gives it, and the exit code."""
     failure, code = describe(error, report.rank, batch)
     report.update(state=State.FAILED, failure=failure)
     write_final(termination_log, report.record())
+    return failure, code
+
+
+def fail(error: BaseException, report: Report, termination_log: Path, batch: str = "") -> int:
+    """Tell of a failure: on stderr and as the last word; gives the exit code."""
+    failure, code = _tell(error, report, termination_log, batch)
     if failure.traceback:
         traceback.print_exception(error)
     print(f"{failure.type}: {failure.message}", file=sys.stderr, flush=True)
@@ -110,7 +119,7 @@ def _terminated(report: Report, termination_log: Path) -> int:
     return EXIT_TERMINATED
 
 
-def _run(config: Config, report: Report, stop: Stop) -> None:
+def _run(config: Config, report: Report, stop: Stop, tell: Callable[[Exception], object]) -> None:
     process, training = config.process, config.training
     if process.rank != 0:
         logging.getLogger().setLevel(logging.WARNING)  # rank 0 tells the common story
@@ -122,7 +131,11 @@ def _run(config: Config, report: Report, stop: Stop) -> None:
     if process.rank == 0:
         check_output(training.output_path)
         if config.checkpoint:
-            check_writable(config.checkpoint.path, "checkpoint.volume, checkpoint.path (CHECKPOINT_PATH)")
+            check_writable(
+                config.checkpoint.path,
+                "checkpoint.volume, checkpoint.path (CHECKPOINT_PATH)",
+                worked_before=config.attempt > 1,
+            )
     limit_threads(process)
 
     import torch
@@ -156,12 +169,16 @@ def _run(config: Config, report: Report, stop: Stop) -> None:
         checkpoints = _checkpoints(config, dataset, group, stop, report)
         try:
             result = train(model, batches, training, precision, group, report, config.report_interval, checkpoints)
-        except Exception:
-            if checkpoints:
+        except Exception as error:
+            if checkpoints and not isinstance(error, (Preempted, Terminated)):
+                if not stop.wanted:
+                    tell(error)  # first: whoever is waited for may be killed
                 checkpoints.wait(CLOSE_SECONDS)  # what is being written was sound
             raise
         report.update(state=State.SAVING)
         if group.is_main:
+            if checkpoints:
+                checkpoints.check_current()
             _save(config, group, dataset, model, result, precision)
         if checkpoints:
             checkpoints.finish()

@@ -108,6 +108,8 @@ class LoaderBatches(_Sharded):
         super().__init__(dataset, config, process, device)
         workers = config.data_loader_workers
         options: dict[str, Any] = {
+            # Its own, or each epoch would draw from the one that dropout draws from.
+            "generator": torch.Generator(),
             "num_workers": workers,
             "pin_memory": device.type == "cuda",
             "persistent_workers": workers > 0,
