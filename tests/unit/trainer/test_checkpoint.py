@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import json
 import logging
@@ -217,29 +218,32 @@ def test_what_an_earlier_attempt_left_half_written_is_cleaned(tmp_path: Path) ->
     assert names(tmp_path) == [".step-0000000005.yours.1-77.tmp"]
 
 
-@pytest.fixture
-def small_files() -> Iterator[int]:
-    """No file may grow beyond so many bytes: writing fails as on a full disk."""
+@contextlib.contextmanager
+def small_files() -> Iterator[None]:
+    """No file may grow beyond 4 KiB: writing fails as on a full disk. Only around the write: where pytest's own output
+    goes to a file, it would fail as well."""
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     resource.setrlimit(resource.RLIMIT_FSIZE, (4096, limits[1]))
-    yield 4096
-    resource.setrlimit(resource.RLIMIT_FSIZE, limits)
-    signal.signal(signal.SIGXFSZ, handler)
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+        signal.signal(signal.SIGXFSZ, handler)
 
 
-def test_a_write_that_fails_leaves_nothing_and_costs_nothing(tmp_path: Path, small_files: int) -> None:
+def test_a_write_that_fails_leaves_nothing_and_costs_nothing(tmp_path: Path) -> None:
     place = Folder(tmp_path, "mine", 2)
     place.write(manifest(1), write_little)
-    with pytest.raises(OSError, match="File too large"):
+    with pytest.raises(OSError, match="File too large"), small_files():
         place.write(manifest(2), write)
     assert names(tmp_path) == ["step-0000000001"]
 
 
-def test_torch_gets_through_a_write_that_fails(tmp_path: Path, small_files: int) -> None:
+def test_torch_gets_through_a_write_that_fails(tmp_path: Path) -> None:
     import torch
 
-    with pytest.raises(OSError, match="File too large"):
+    with pytest.raises(OSError, match="File too large"), small_files():
         Folder(tmp_path, "mine").write(manifest(1), lambda file: torch.save({"x": torch.zeros(10_000)}, file))
     assert names(tmp_path) == []
 
