@@ -21,6 +21,7 @@ STATUS: Json = {
             "reason": "OutOfMemory",
             "message": "worker 1: CUDA out of memory",
             "exitCode": 137,
+            "log": "Traceback (most recent call last): ...",
             "worker": 1,
             "node": "gpu-7",
             "lastStep": 120,
