@@ -106,6 +106,11 @@ def test_large_body_is_refused() -> None:
         parse_record(b" " * (MAX_BODY_BYTES + 1))
 
 
+def texts_up_to(limit: int) -> st.SearchStrategy[str]:
+    """Short ones, and those around the limit."""
+    return st.text(max_size=4) | st.sampled_from(["x" * limit, "x" * (limit + 1)])
+
+
 NUMBERS = st.one_of(st.integers(-3, 2**53 + 3), st.floats(-10, 1e16), st.booleans(), st.text(max_size=3), st.none())
 TIMES = st.sampled_from(["2026-11-21T10:00:00Z", "2026-11-21T10:00:00.25+01:00", 7, None])
 RECORDS = st.fixed_dictionaries(
@@ -121,7 +126,7 @@ RECORDS = st.fixed_dictionaries(
         "restoredStep": NUMBERS,
         "localStepSeconds": NUMBERS,
         "checkpoint": st.fixed_dictionaries(
-            {}, optional={"step": NUMBERS, "time": TIMES, "error": st.text(max_size=520) | st.none()}
+            {}, optional={"step": NUMBERS, "time": TIMES, "error": texts_up_to(512) | st.none()}
         )
         | st.none(),
         "estimatedRemainingSeconds": NUMBERS,
@@ -132,10 +137,10 @@ RECORDS = st.fixed_dictionaries(
         | st.just([]),
         "gpus": st.lists(
             st.fixed_dictionaries(
-                {}, optional={"uuid": st.text(max_size=130), "utilizationPercent": NUMBERS, "memoryUsedBytes": NUMBERS,
+                {}, optional={"uuid": texts_up_to(128), "utilizationPercent": NUMBERS, "memoryUsedBytes": NUMBERS,
                               "temperatureCelsius": NUMBERS, "energyJoules": NUMBERS,
                               "uncorrectedEccErrors": NUMBERS, "xid": NUMBERS, "time": TIMES,
-                              "error": st.text(max_size=260)}
+                              "error": texts_up_to(256)}
             ) | st.none(),
             max_size=17,
         ),
