@@ -89,9 +89,7 @@ class Reason:
     SUSPENDING: Final = "Suspending"
     RESUMED: Final = "Resumed"
     WORKER_ENDING: Final = "WorkerEnding"
-    AWAITING_VERDICT: Final = "AwaitingVerdict"
     FORMER_ATTEMPT_LEAVING: Final = "FormerAttemptLeaving"
-    BACKING_OFF: Final = "BackingOff"
     FINISHED: Final = "Finished"
 
     # Running = True
@@ -106,7 +104,6 @@ class Reason:
     GPU_IDLE: Final = "GpuIdle"
     GPU_BUSY: Final = "GpuBusy"
     GPU_FAULT: Final = "GpuFault"
-    GPU_HEALTHY: Final = "GpuHealthy"
     WORKER_SLOW: Final = "WorkerSlow"
     WORKERS_IN_STEP: Final = "WorkersInStep"
 

@@ -24,7 +24,6 @@ LOST_GRACE: Final = timedelta(seconds=15)
 """How long after the end of its grace a deleted pod may still be there. After that its node does not answer any more:
 it counts for nothing, or one dead node would block the training for ever."""
 
-
 CLEANING_GRACE: Final = timedelta(seconds=10)
 """How long the training-operator has to remove the workers of a job that it calls finished; then the job is deleted."""
 

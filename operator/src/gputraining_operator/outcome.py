@@ -23,7 +23,7 @@ from gputraining_operator.observed import JobView
 from gputraining_operator.progress import leading_record
 from gputraining_operator.retry import Verdict, decide
 from gputraining_operator.status import ConditionUpdate, grouped, output_location, progress_status, summary
-from gputraining_operator.times import format_duration, format_time, parse_time
+from gputraining_operator.times import format_time, parse_time
 
 SUSPENDED_FAILURE = Failure(Reason.SUSPENDED, "suspended by spec.runPolicy.suspend")
 
@@ -40,7 +40,7 @@ def complete(observed: Observed, now: datetime) -> Plan:
     location = output_location(training.spec, record.model_path if record else None)
     end = end_of(job, now)
     message = complete_message(training.spec, progress, (end - started).total_seconds(), location)
-    entry = _progressed(observed, begun(training.spec, training.status, job), progress)
+    entry = _progressed(observed, job, progress)
     status = compose_status(
         observed,
         now,
@@ -74,7 +74,7 @@ def attempt_over(observed: Observed, failure: Failure, now: datetime) -> Plan:
     assert job is not None, "an attempt is a job"
     progress = _progress_at_end(observed)
     end = end_of(job, now)
-    entry = _progressed(observed, begun(training.spec, training.status, job), progress)
+    entry = _progressed(observed, job, progress)
     attempts = put_attempt(training.status.get("attempts") or (), ended(entry, end, failure, counts=True))
     verdict = decide(training, attempts, failure)
     entry = ended(entry, end, failure, counts=verdict.counts)
@@ -124,7 +124,7 @@ def fail(
     training, job = observed.training, observed.job
     progress = progress or _progress_at_end(observed)
     if attempt is None and job is not None:
-        entry = _progressed(observed, begun(training.spec, training.status, job), progress)
+        entry = _progressed(observed, job, progress)
         attempt = ended(entry, end_of(job, now), failure, counts=True)
     status = compose_status(
         observed,
@@ -167,7 +167,7 @@ def suspended(observed: Observed, now: datetime) -> Plan:
         message = "suspended before it started; starts when spec.runPolicy.suspend is false"
     entry = None
     if job is not None:
-        entry = _progressed(observed, begun(training.spec, training.status, job), progress)
+        entry = _progressed(observed, job, progress)
         entry = ended(entry, now, SUSPENDED_FAILURE, counts=False)
     status = compose_status(
         observed,
@@ -193,8 +193,9 @@ def _progress_at_end(observed: Observed) -> Json | None:
     return progress_status(observed.training.status.get("progress"), final_records(observed), same_attempt=same)
 
 
-def _progressed(observed: Observed, entry: Json, progress: Json | None) -> Json:
-    """The entry with how far the attempt came, as far as it told."""
+def _progressed(observed: Observed, job: JobView, progress: Json | None) -> Json:
+    """The entry of the attempt with how far it came, as far as it told."""
+    entry = begun(observed.training.spec, observed.training.status, job)
     records = final_records(observed)
     if not records and not tell_of_this_attempt(observed):
         return entry
@@ -262,11 +263,3 @@ def add_suspended(status: Json, since: datetime, now: datetime) -> None:
     """Time without workers, by the user's or a queue's wish, does not count against the deadline."""
     seconds = max(0, round((now - since).total_seconds()))
     status["suspendedSeconds"] = status.get("suspendedSeconds", 0) + seconds
-
-
-def deadline_text(limit: int) -> str:
-    """The closing line of a training that ran too long."""
-    return (
-        f"stopped after running for {format_duration(limit)}: "
-        f"spec.runPolicy.activeDeadlineSeconds is {limit}; raise it or train less"
-    )

@@ -34,14 +34,13 @@ from gputraining_operator.outcome import (
     add_suspended,
     attempt_over,
     complete,
-    deadline_text,
     fail,
     suspended,
 )
 from gputraining_operator.render import render_job
 from gputraining_operator.spec import GpuTraining
 from gputraining_operator.status import ConditionUpdate, find_condition, is_true
-from gputraining_operator.times import parse_time
+from gputraining_operator.times import format_duration, parse_time
 from gputraining_operator.underway import (
     FINAL_RECORD_GRACE,
     all_workers_run,
@@ -231,7 +230,12 @@ def _resume(observed: Observed, now: datetime) -> Plan:
 
 
 def _deadline_failure(training: GpuTraining) -> Failure:
-    return Failure(Reason.DEADLINE_EXCEEDED, deadline_text(training.spec.run_policy.active_deadline_seconds or 0))
+    limit = training.spec.run_policy.active_deadline_seconds or 0
+    text = (
+        f"stopped after running for {format_duration(limit)}: "
+        f"spec.runPolicy.activeDeadlineSeconds is {limit}; raise it or train less"
+    )
+    return Failure(Reason.DEADLINE_EXCEEDED, text)
 
 
 def _after_the_end(observed: Observed, now: datetime) -> Plan:

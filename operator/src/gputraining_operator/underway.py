@@ -116,6 +116,7 @@ def stopping(
 
 
 def waiting_for_workers(observed: Observed, job: JobView, until_deadline: float | None, now: datetime) -> Plan:
+    """Not all workers run yet: say why. ``until_deadline`` is in seconds, None without a deadline."""
     training, spec = observed.training, observed.training.spec
     pods = tuple(pod for pod in observed.pods if not pod.gone)
     missing = image_is_missing(pods, now)
@@ -143,6 +144,7 @@ def waiting_for_workers(observed: Observed, job: JobView, until_deadline: float 
 
 
 def running(observed: Observed, job: JobView, until_deadline: float | None, now: datetime) -> Plan:
+    """All workers run: tell how far they are, and how well. ``until_deadline`` as above."""
     training, spec, old = observed.training, observed.training.spec, observed.training.status
     same = tell_of_this_attempt(observed)
     progress = progress_status(old.get("progress"), observed.records, same_attempt=same)
@@ -196,6 +198,7 @@ def running(observed: Observed, job: JobView, until_deadline: float | None, now:
 
 
 def pending_overdue(observed: Observed, waiting: Waiting, now: datetime) -> Failure | None:
+    """The failure of a training that has waited for longer than pendingDeadlineSeconds; None before that."""
     training, limit = observed.training, observed.training.spec.run_policy.pending_deadline_seconds
     since = pending_since(training, observed.job)
     if limit is None or now < since + timedelta(seconds=limit):
@@ -213,10 +216,12 @@ def has_succeeded(job: JobView, pods: tuple[PodView, ...]) -> bool:
 
 
 def main_word_known(pods: tuple[PodView, ...]) -> bool:
+    """Whether rank 0 was seen to end, so that its last word is known."""
     return any(pod.rank == 0 and (pod.termination or pod.succeeded) for pod in pods)
 
 
 def all_workers_run(spec: Spec, pods: tuple[PodView, ...]) -> bool:
+    """Whether all of the gang run, or have ended well while others still run."""
     return sum(1 for pod in pods if pod.running or pod.succeeded) >= spec.workers and any(pod.running for pod in pods)
 
 
