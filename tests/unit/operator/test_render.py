@@ -19,7 +19,7 @@ SPECS: dict[str, Json] = {
     "checkpointed-in-a-queue": {
         "workers": 2,
         "training": {"model": "resnet18", "dataset": {"name": "synthetic"}, "onOutOfMemory": "ReduceBatchSize"},
-        "volumes": [{"name": "work", "mountPath": "/work", "subPath": "vision", "persistentVolumeClaim": "team"}],
+        "volumes": [{"name": "work", "mountPath": "/team", "subPath": "vision", "persistentVolumeClaim": "team"}],
         "checkpoint": {"volume": "work", "path": "run-7", "intervalSeconds": 60, "intervalSteps": 500, "retain": 3},
         "terminationGracePeriodSeconds": 120,
         "scheduling": {"queueName": "research"},
