@@ -161,12 +161,13 @@ def _between_attempts(observed: Observed, trainer_image: str, now: datetime) -> 
     if problem is not None and problem.final:
         return fail(observed, Failure(problem.reason, problem.message), now)
     until_deadline = (deadline - now).total_seconds() if deadline else None
-    if blocked:
-        return _blocked(observed, to_delete, now)
     due = status.get("nextAttemptTime")
     if due is not None and now < parse_time(due):
         wait = (parse_time(due) - now).total_seconds()
-        return Plan(delete_jobs=to_delete, requeue_after=soonest([wait, until_deadline]))
+        cleaning = CLEANING_GRACE.total_seconds() if blocked else None
+        return Plan(delete_jobs=to_delete, requeue_after=soonest([wait, until_deadline, cleaning]))
+    if blocked:
+        return _blocked(observed, to_delete, now)
     create = render_job(training, current_number(status), trainer_image, batch_in_force(training.spec, status))
     if problem is None:
         return Plan(create=create, delete_jobs=to_delete)

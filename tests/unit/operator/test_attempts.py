@@ -192,6 +192,13 @@ def test_a_former_attempt_that_does_not_leave_is_told() -> None:
     assert condition(status_of(late), "Failed") == ("True", Reason.PENDING_DEADLINE_EXCEEDED)
 
 
+def test_a_former_worker_that_stays_does_not_shorten_the_backoff() -> None:
+    stuck = (FormerJob(replace(job(), deleting=True), (running_pod(1),)),)
+    status = status_of(KILLED) | {"nextAttemptTime": "2026-11-21T10:05:00Z"}
+    assert decide(60, status, former=stuck) == Plan(requeue_after=10)
+    assert status_of(decide(300, status, former=stuck))["message"].startswith("the next attempt waits until")
+
+
 def test_a_stray_job_of_a_former_attempt_is_removed() -> None:
     stray = (FormerJob(job(), TWO),)
     plan = decide(50, status_of(KILLED), job=job(attempt=2), pods=(starting_pod(0),), former=stray)
